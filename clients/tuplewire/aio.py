@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, Self, overload
 
 from tuplewire.client import BaseClient
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import FlushTimeoutError
 from tuplewire.subscription import BaseSubscription, IterationLimit
 from tuplewire.values.batch import TaskMessageBatch, as_groups
@@ -20,7 +20,7 @@ from tuplewire.values.message import Headers, TaskMessage
 
 
 async def _run_on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
-    await asyncio.wrap_future(messaging_loop().submit(coroutine))
+    await asyncio.wrap_future(messaging_thread().submit(coroutine))
 
 
 class Client(BaseClient):

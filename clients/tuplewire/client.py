@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
 
 from tuplewire.connection.channels import ChannelFactory
-from tuplewire.connection.close_on_exit import close_on_exit
+from tuplewire.connection.close_on_exit import close_automatically
 from tuplewire.connection.consumer_stream import Callbacks, OnFailure, OnGroup
 from tuplewire.connection.grpc_channel import WorkerConnections, grpc_stream_opener
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.memory_stream import MEMORY_PREFIX, memory_stream_opener
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.reconnecting_stream import Identity
@@ -33,7 +33,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.request_reply import RequestMethods
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.settings.addresses import resolve_address, resolve_topology
-from tuplewire.settings.config import SessionKeywords, SessionSettings, checked_timeout, expand_settings
+from tuplewire.settings.config import SessionKeywords, SessionSettings, check_timeout, expand_settings
 from tuplewire.subscription import NotPicklable, Subscription
 from tuplewire.text.formatting import counted
 from tuplewire.tracing import new_observer
@@ -130,20 +130,20 @@ class BaseClient(NotPicklable):
     def _new_sender(self) -> SendingEnd:
         """Return a sender that has not started to connect."""
         self._observer = self._get_observer()
-        common_args = self.address, self._identity(), self._settings, messaging_loop()
+        common_args = self.address, self._identity(), self._settings, messaging_thread()
         return SendingEnd(*common_args, self._stream_opener(), self._worker_id)
 
     def _subscription_args(
         self, tasks: int | Iterable[int], timeout: float | None, *, follow: bool
     ) -> tuple[Receiver, float | None, ProgramObserver | None]:
         """Start receiving messages of tasks; return the arguments of a subscription."""
-        timeout, task_ids = checked_timeout(timeout), check_tasks(tasks)
+        timeout, task_ids = check_timeout(timeout), check_tasks(tasks)
         return self._start_receiver(task_ids, None, follow=follow), timeout, self._get_observer()
 
     def _start_receiver(self, tasks: Sequence[int], callbacks: Callbacks | None, *, follow: bool) -> Receiver:
         if self._process_token is not _process_token:
             self._reset()
-        thread = messaging_loop()
+        thread = messaging_thread()
         common_args = self.address, self._identity(), tasks, self._settings, thread.loop
         follow = follow and not self.address.startswith(MEMORY_PREFIX)
         connections = WorkerConnections(self._settings, self._credentials) if follow else None
@@ -220,8 +220,8 @@ class BaseClient(NotPicklable):
                 if self._closed:
                     raise ClosedError("the client is closed")
                 if self._sender is None:
-                    messaging_loop().start_connection(sender)
-                    close_on_exit(self, sender)
+                    messaging_thread().start_connection(sender)
+                    close_automatically(self, sender)
                     self._sender = sender  # after an interrupt before this line, the next call reuses it
                     self._untraced_buffer = sender.buffer if self._observer is None else None
         return self._sender.buffer
@@ -362,7 +362,7 @@ class Client(BaseClient, RequestMethods):
             tasks, on_group, on_failure: See Callbacks. The event loop calls both, so they must not block.
         """
         receiver = self._start_receiver(tasks, Callbacks(on_group, on_failure), follow=False)
-        return lambda: messaging_loop().run(receiver.close())
+        return lambda: messaging_thread().run(receiver.close())
 
     def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then close this process's connections. A second call does nothing.
@@ -381,7 +381,7 @@ class Client(BaseClient, RequestMethods):
             # An interrupt may have left only _created_sender; see _get_buffer().
             sender = self._sender or self._created_sender
         for receiver in list(self._receivers):
-            messaging_loop().run(receiver.close())
+            messaging_thread().run(receiver.close())
         if sender is not None and not sender.buffer.ended:
             sender.close(wait_seconds)
             self._raise_if_dropped(sender, wait_seconds)

@@ -29,10 +29,10 @@ def refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> N
     """
     names = {name.removeprefix(ENVIRONMENT_PREFIX): name for name in known}
     for variable in environment:
-        rest = variable.removeprefix(ENVIRONMENT_PREFIX)
-        if rest == variable or rest in names:
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if name == variable or name in names:
             continue
-        for near in difflib.get_close_matches(rest, names, n=1, cutoff=_MIN_SIMILARITY):
+        for near in difflib.get_close_matches(name, names, n=1, cutoff=_MIN_SIMILARITY):
             raise ConfigError(f"unknown environment variable {variable}; did you mean {names[near]}?")
 
 

@@ -234,9 +234,9 @@ class RefusedError(TuplewireError):
             cls.code = code
             _CLASS_BY_CODE[code] = cls
 
-    def __init__(self, detail: str, owner: str = "", worker_id: str = "") -> None:
+    def __init__(self, detail: str, owner_address: str = "", worker_id: str = "") -> None:
         super().__init__(detail)
-        self.owner = owner
+        self.owner = owner_address
         self.worker_id = worker_id
 
 
@@ -297,7 +297,7 @@ class SupersededError(RefusedError, code="SUPERSEDED"):
 
 
 class TaskNotLocalError(RefusedError, code="TASK_NOT_LOCAL"):
-    """The worker does not own the task. `owner` and `worker_id` name the owner, if known."""
+    """The worker does not own the task. `owner_address` and `worker_id` name the owner, if known."""
 
 
 class WrongWorkerError(RefusedError, code="WRONG_WORKER"):

@@ -20,11 +20,11 @@ from typing import Self
 
 from tuplewire import errors
 from tuplewire.connection.consumer_stream import Callbacks
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.submission_queue import CallerCondition
+from tuplewire.connection.submission_queue import InterruptSafeCondition
 from tuplewire.connection.task_states import NO_CONSUMER_SECONDS, POLL_SECONDS, TaskStates
-from tuplewire.settings.config import checked_timeout
+from tuplewire.settings.config import check_timeout
 from tuplewire.subscription import NotPicklable
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
@@ -111,7 +111,7 @@ class _PendingRequests:
     """The requests of one call. Use it with the lock."""
 
     def __init__(self, lock: Lock, tasks: Mapping[bytes, int]) -> None:
-        self.changed = CallerCondition(lock)
+        self.changed = InterruptSafeCondition(lock)
         self.unanswered = dict(tasks)
         """The task of each request without an answer, by the id of the request."""
         self.answers: dict[bytes, TaskMessage] = {}
@@ -180,10 +180,10 @@ class Asker(NotPicklable):
         if self._pid != os.getpid():
             raise errors.ClosedError("the asker belongs to the parent process; create one in this process")
         self._raise_if_ended()
-        limit = checked_timeout(timeout)
-        seconds = math.inf if limit is None else limit
+        send_timeout = check_timeout(timeout)
+        seconds = math.inf if send_timeout is None else send_timeout
         by_id = {b"%d" % next(self._request_ids): pair for pair in requests}
-        call = _PendingRequests(self._lock, {number: task for number, (task, _) in by_id.items()})
+        call = _PendingRequests(self._lock, {request_id: task for request_id, (task, _) in by_id.items()})
         deadline = time.monotonic() + seconds
         with self._lock:
             self._calls.update(dict.fromkeys(by_id, call))
@@ -194,7 +194,7 @@ class Asker(NotPicklable):
             messages = (
                 TaskMessage(*pair, headers=[*common, (CORRELATION, number)]) for number, pair in by_id.items()
             )
-            self._client.send(messages, timeout=limit)
+            self._client.send(messages, timeout=send_timeout)
             self._wait_for_answers(call, deadline)
             with self._lock:
                 if call.unanswered:
@@ -225,7 +225,7 @@ class Asker(NotPicklable):
                 return
         if deadline <= time.monotonic():
             return
-        polling = messaging_loop().submit(self._poll(call))
+        polling = messaging_thread().submit(self._poll(call))
         try:
             with call.changed:
                 call.changed.wait_for(answered, deadline - time.monotonic())
@@ -252,16 +252,16 @@ class Asker(NotPicklable):
                 headers = dict(message.headers)
             except errors.MalformedError:
                 headers = {}
-            number, error = headers.get(CORRELATION) or b"", headers.get(ERROR_HEADER)
+            request_id, error = headers.get(CORRELATION) or b"", headers.get(ERROR_HEADER)
             with self._lock:
-                if (call := self._calls.pop(number, None)) is None:
+                if (call := self._calls.pop(request_id, None)) is None:
                     self.dropped_messages += 1
                 elif error is not None:
                     text = error.decode(errors="replace")
-                    call.set_error(errors.AnswerError(text, call.unanswered[number]))
+                    call.set_error(errors.AnswerError(text, call.unanswered[request_id]))
                 else:
-                    call.answers[number] = message
-                    del call.unanswered[number]
+                    call.answers[request_id] = message
+                    del call.unanswered[request_id]
                     if not call.unanswered:
                         call.changed.notify_all()
         acknowledge()
@@ -276,7 +276,7 @@ class Asker(NotPicklable):
     def close(self) -> None:
         """End the subscription: calls that wait raise ClosedError. A second call does nothing."""
         if self._pid == os.getpid():
-            messaging_loop().run(self._receiver.close())
+            messaging_thread().run(self._receiver.close())
 
     def __enter__(self) -> Self:
         return self

@@ -17,11 +17,11 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, NoReturn, Self, SupportsIndex
 
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError, WaitTimeoutError
 from tuplewire.session.consume import MAX_DELAY_SECONDS, ArrivedBatch, RejectedMessage
-from tuplewire.settings.config import checked_timeout
+from tuplewire.settings.config import check_timeout
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import TaskMessage
 
@@ -52,7 +52,7 @@ class BaseSubscription(NotPicklable):
         self._observer = observer
         self._on_processed: Callable[[], object] | None = None
         """Called when the last batch is processed, if the observer returned a function."""
-        self._thread = messaging_loop()
+        self._thread = messaging_thread()
         self._timeout = timeout
         self._pid = os.getpid()
         self._current_batch: ArrivedBatch | None = None
@@ -80,8 +80,8 @@ class BaseSubscription(NotPicklable):
         """True if messages() is at the last message of a batch: the next request acknowledges the batch."""
         return self._finished_count == self._last_index
 
-    def acknowledge(self, messages: int | None = None) -> None:
-        """Acknowledge all batches so far, or only the first `messages` messages of the last batch.
+    def acknowledge(self, count: int | None = None) -> None:
+        """Acknowledge all batches so far, or only the first `count` messages of the last batch.
 
         The next batch has the remaining messages. After close(), the next subscriber gets them.
         """
@@ -90,10 +90,10 @@ class BaseSubscription(NotPicklable):
         rejected, self._rejected, self._tasks_to_skip = self._rejected, {}, set()
         if arrived is not None:
             rejections = sorted(rejected.values(), key=attrgetter("index"))
-            if messages is not None:
-                arrived, rest = arrived.split(messages)
+            if count is not None:
+                arrived, rest = arrived.split(count)
                 self._receiver.requeue(rest)
-                self._last_index = min(self._last_index, messages - 1)
+                self._last_index = min(self._last_index, count - 1)
             self._receiver.acknowledge(arrived, rejections)
 
     def reject(self, index: int | None = None, *, delay: float = 0.0, reason: str = "") -> None:
@@ -114,20 +114,20 @@ class BaseSubscription(NotPicklable):
         Raises:
             MessageError: There is no such unacknowledged message, or `delay` is out of range.
         """
-        place = self._finished_count if index is None else index
+        position = self._finished_count if index is None else index
         groups = [] if self._current_batch is None else self._current_batch.groups
         count = sum(map(len, groups))
-        if place is None or not 0 <= place < count:
+        if position is None or not 0 <= position < count:
             raise MessageError(
-                f"there is no message {place} to reject, of {count}: name one of the last batch by its index"
+                f"there is no message {position} to reject, of {count}: name one of the last batch by index"
             )
         if not 0 <= delay <= MAX_DELAY_SECONDS:
             raise MessageError(f"delay is {delay}: it is a time from 0 to {MAX_DELAY_SECONDS} seconds")
         wait = self._receiver.blocks_on_reject
-        self._rejected[place] = RejectedMessage(place, delay, reason, wait)
+        self._rejected[position] = RejectedMessage(position, delay, reason, wait)
         if wait:  # later messages of the task are redelivered behind this one: messages() skips them
             ends = list(accumulate(map(len, groups)))
-            self._tasks_to_skip.add(groups[bisect_right(ends, place)].task)
+            self._tasks_to_skip.add(groups[bisect_right(ends, position)].task)
 
     def _end_processing(self) -> None:
         callback, self._on_processed = self._on_processed, None
@@ -163,13 +163,13 @@ class IterationLimit:
 
     def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
         self.remaining = sys.maxsize if count is None else count
-        checked = checked_timeout(quiet, "quiet"), checked_timeout(seconds, "seconds")
-        self._quiet, left = (math.inf if each is None else each for each in checked)
-        self.deadline = time.monotonic() + left
+        checked = check_timeout(quiet, "quiet"), check_timeout(seconds, "seconds")
+        self._quiet_seconds, max_seconds = (math.inf if each is None else each for each in checked)
+        self.deadline = time.monotonic() + max_seconds
 
     def max_wait(self) -> float | None:
         """Return the maximum wait for the next batch in seconds; None for no limit."""
-        wait = min(self._quiet, max(0.0, self.deadline - time.monotonic()))
+        wait = min(self._quiet_seconds, max(0.0, self.deadline - time.monotonic()))
         return None if wait == math.inf else wait
 
 

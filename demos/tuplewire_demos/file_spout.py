@@ -59,29 +59,29 @@ class FileSpout(Spout):
         self.offset = self.file.tell()
         self.in_flight: dict[int, Sequence[Any]] = {}
         self.to_retry: list[int] = []
-        self.emitted = 0
+        self.last_message_id = 0
 
     @abstractmethod
     def parse_lines(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
         """Yield the values of a tuple for each line, given with its offset. Call skip() for a bad line."""
 
-    def skip(self, offset: int, problem: str, line: bytes) -> None:
+    def report_skipped(self, offset: int, problem: str, line: bytes) -> None:
         """Report a line that cannot be used."""
         text = line.decode("utf-8", "backslashreplace")[:MAX_SHOWN_CHARACTERS]
         self.collector.emit([offset, problem, text], stream=SKIPPED_STREAM.name)
 
     def next_tuple(self) -> None:
         if self.to_retry:
-            number = self.to_retry.pop()
-            self.collector.emit(self.in_flight[number], message_id=number)
+            message_id = self.to_retry.pop()
+            self.collector.emit(self.in_flight[message_id], message_id=message_id)
             return
         offset, size = self.offset, min(self.chunk_bytes, self.end - self.offset)
         raw = self.file.read(size - 1) + self.file.readline()  # only lines that start in this chunk
         self.offset = offset + len(raw) if raw else self.end
         for values in self.parse_lines(split_lines(raw, offset)):
-            self.emitted += 1
-            self.in_flight[self.emitted] = values
-            self.collector.emit(values, message_id=self.emitted)
+            self.last_message_id += 1
+            self.in_flight[self.last_message_id] = values
+            self.collector.emit(values, message_id=self.last_message_id)
 
     @property
     def exhausted(self) -> bool:

@@ -124,7 +124,7 @@ class FlightReader:
         for offset, line in lines:
             if line.strip(b" "):
                 try:
-                    flights.append(self._flight(line))
+                    flights.append(self._parse_flight(line))
                 except ValueError as error:
                     bad.append((offset, str(error), line))
         columns = list(zip(*flights, strict=True)) or [()] * len(FLIGHTS_SCHEMA)
@@ -136,7 +136,7 @@ class FlightReader:
         for lines in partition:
             yield self.read(enumerate(lines.column("value").to_pylist()))[0]
 
-    def _flight(self, line: bytes) -> tuple[str, float | None, str, str]:
+    def _parse_flight(self, line: bytes) -> tuple[str, float | None, str, str]:
         try:
             (row,) = csv.reader([line.decode()], strict=True)
         except UnicodeDecodeError:
@@ -178,7 +178,7 @@ class Flights(FileSpout):
     def parse_lines(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
         flights, bad = self.reader.read(lines)
         for skipped in bad:
-            self.skip(*skipped)
+            self.report_skipped(*skipped)
         carriers = flights.column("carrier").dictionary_encode()
         for index, payload in zip(*route_rows(carriers.indices, flights), strict=True):
             yield carriers.dictionary[index].as_py(), payload
@@ -196,7 +196,7 @@ class Delays(BasicBolt):
         """Add flights. On the last tick, emit the result of each carrier."""
         if not message.is_tick:
             self._add(unpack_rows(message["flights"]))
-        elif message.is_last_tick and self.partial_sums:
+        elif message.is_final_tick and self.partial_sums:
             carriers: dict[str, list[dict[str, Any]]] = {}
             for row in _sum_by_route(pa.concat_tables(self.partial_sums)).to_pylist():
                 carriers.setdefault(row["carrier"], []).append(row)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TOPOLOGY = "flights"
 _PENDING = 100
-_EXPECTED = """
+_EXPECTED_QUERY = """
 SELECT
     carrier,
     sum(flights) AS flights,
@@ -92,11 +92,11 @@ def run_flights(
     for number in range(1, repeat + 1):
         if repeat > 1:
             progress.start_stage(f"Round {number} of {repeat} ...")
-        started = time.monotonic()
+        began = time.monotonic()
         result, ledgers = run_on_spark(
             spark, topology, workers, outputs, name=TOPOLOGY, pending=_PENDING, progress=progress
         )
-        seconds.append(time.monotonic() - started)
+        seconds.append(time.monotonic() - began)
     skipped = locate_skipped(path, result.frames[SKIPPED].collect())
     table = result.frames[DELAYS].orderBy("carrier").collect()
     if not table:
@@ -114,7 +114,7 @@ def run_flights(
 
 def expected_delays(flights: DataFrame) -> DataFrame:
     """Return the result of Spark's own groupBy for the same flights, as rows of SCHEMA."""
-    return flights.sparkSession.sql(_EXPECTED, flights=flights, late=LATE_MINUTES)
+    return flights.sparkSession.sql(_EXPECTED_QUERY, flights=flights, late=LATE_MINUTES)
 
 
 def differences(rows: Sequence[Row], expected: Sequence[Row]) -> list[str]:

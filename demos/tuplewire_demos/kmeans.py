@@ -22,9 +22,9 @@ from tuplewire_demos.kmeans_steps import (
     RESULT_SCHEMA,
     Array,
     as_points,
-    frame_of_sums,
-    new_centers,
-    rounds_of_member,
+    compute_centers,
+    run_rounds,
+    sum_partition,
     sums_of,
 )
 from tuplewire_demos.report import Progress, RunReport
@@ -75,7 +75,7 @@ class KMeansResult(RunReport):
 
 
 def _sum_dataframe(frame: DataFrame, centers: Array) -> Array:
-    rows = frame.mapInPandas(partial(frame_of_sums, centers=centers), "sums array<double>").collect()
+    rows = frame.mapInPandas(partial(sum_partition, centers=centers), "sums array<double>").collect()
     total: Array = np.sum([row["sums"] for row in rows], axis=0)
     return total.reshape(len(centers), -1)
 
@@ -88,7 +88,7 @@ def _run_jobs(compute_sums: Callable[[Array], Array], start_centers: Array, roun
     compute_sums(start_centers)  # starts Python in Spark's tasks, and fills the cache
     centers, began = start_centers, time.monotonic()
     for _ in range(rounds):
-        centers = new_centers(centers, compute_sums(centers))
+        centers = compute_centers(centers, compute_sums(centers))
     seconds = time.monotonic() - began
     return TimedRun(centers, seconds, seconds / rounds)
 
@@ -121,7 +121,7 @@ def _run_team(
     frame: DataFrame, workers: Sequence[str], start_centers: Array, rounds: int
 ) -> tuple[TimedRun, tuple[float, float]]:
     began = time.monotonic()
-    run = partial(rounds_of_member, workers=workers, start_centers=start_centers, rounds=rounds)
+    run = partial(run_rounds, workers=workers, start_centers=start_centers, rounds=rounds)
     (row,) = frame.mapInPandas(run, RESULT_SCHEMA, barrier=True).collect()
     centers = np.array(row["centers"]).reshape(start_centers.shape)
     timed = TimedRun(centers, time.monotonic() - began, row["seconds"] / rounds)

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 TOPOLOGY = "kmeans"
 RESULT_SCHEMA = "centers array<double>, seconds double, spark_barrier double, team_barrier double"
-"""The schema of the rows of rounds_of_member()."""
+"""The schema of the rows of run_rounds()."""
 _N_BARRIERS = 100
 
 
@@ -32,7 +32,7 @@ def sums_of(points: Array, centers: Array) -> Array:
     return np.stack([np.bincount(nearest, row, len(centers)) for row in points], axis=1)
 
 
-def new_centers(centers: Array, sums: Array) -> Array:
+def compute_centers(centers: Array, sums: Array) -> Array:
     """Return the means of the points of each center. A center without points stays."""
     count = sums[:, -1:]
     return np.where(count > 0, sums[:, :-1] / np.maximum(count, 1), centers)
@@ -43,7 +43,7 @@ def as_points(rows: Array) -> Array:
     return np.vstack([rows.T, np.ones(len(rows))])
 
 
-def frame_of_sums(frames: Iterator[pd.DataFrame], centers: Array) -> Iterator[pd.DataFrame]:
+def sum_partition(frames: Iterator[pd.DataFrame], centers: Array) -> Iterator[pd.DataFrame]:
     """Yield the sums of a partition in one row; for mapInPandas."""
     sums = np.zeros((len(centers), centers.shape[1] + 1))
     for frame in frames:  # a partition may be empty
@@ -51,7 +51,7 @@ def frame_of_sums(frames: Iterator[pd.DataFrame], centers: Array) -> Iterator[pd
     yield pd.DataFrame({"sums": [sums.ravel()]})
 
 
-def rounds_of_member(
+def run_rounds(
     frames: Iterator[pd.DataFrame], workers: Sequence[str], start_centers: Array, rounds: int
 ) -> Iterator[pd.DataFrame]:
     """Run all rounds in a PySpark task. Rank 0 yields the result and the times."""
@@ -69,7 +69,7 @@ def rounds_of_member(
         team.barrier()
         began = time.monotonic()
         for _ in range(rounds):
-            centers = new_centers(centers, team.all_reduce(sums_of(points, centers)))
+            centers = compute_centers(centers, team.all_reduce(sums_of(points, centers)))
         seconds = time.monotonic() - began
         team_barrier = timeit(team.barrier, number=_N_BARRIERS) / _N_BARRIERS
         # Spark polls once a second, so the first barrier may be fast by chance: take the median.

@@ -33,7 +33,7 @@ FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _STOP_SECONDS = 60.0
 MIN_JAVA = 17
 """The class files of Spark 4 need this version."""
-_VERSION_SECONDS = 30.0
+_VERSION_TIMEOUT_SECONDS = 30.0
 _PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
 """The loggers with Py4J's records of interrupts, which are suppressed."""
 _LOG4J_CONFIG = """\
@@ -79,11 +79,11 @@ def local_session(
             )
     java = find_java()
     with TemporaryDirectory(prefix="tuplewire-spark-") as directory, ExitStack() as stack:
-        log = Path(directory, "log4j2.properties")
-        log.write_text(_LOG4J_CONFIG, encoding="utf-8")
+        log4j_path = Path(directory, "log4j2.properties")
+        log4j_path.write_text(_LOG4J_CONFIG, encoding="utf-8")
         settings = {
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": f"{jvm} -Dlog4j2.configurationFile={log.as_uri()}",
+            "spark.driver.extraJavaOptions": f"{jvm} -Dlog4j2.configurationFile={log4j_path.as_uri()}",
             # For executors in separate JVMs, which `conf` can select (spark.master=local-cluster[...]).
             "spark.executor.extraJavaOptions": jvm,
             "spark.driver.host": "127.0.0.1",
@@ -116,8 +116,8 @@ def local_session(
         stack.callback(_end_jvm)
         # In the main thread, PySpark would handle Ctrl-C: it would cancel all jobs in the middle of another
         # request. In this thread it does not, and Ctrl-C takes effect when the JVM has started.
-        with _environment(environment), ThreadPoolExecutor(1) as starting:
-            spark = starting.submit(builder.getOrCreate).result()
+        with _environment(environment), ThreadPoolExecutor(1) as executor:
+            spark = executor.submit(builder.getOrCreate).result()
         activate_session(spark)
         try:
             yield spark
@@ -177,7 +177,7 @@ class JavaRuntime:
     """A Java runtime: its home, its feature version (17, 21, ...) and its full version."""
 
     home: Path
-    feature: int
+    feature_version: int
     version: str
 
 
@@ -188,7 +188,7 @@ def find_java() -> JavaRuntime:
         java = _read_java(executable)
         if java is None:
             rejected.append(f"{origin} ({executable}) does not run")
-        elif java.feature < MIN_JAVA:
+        elif java.feature_version < MIN_JAVA:
             rejected.append(f"{origin} is Java {java.version}")
         else:
             return java
@@ -206,7 +206,7 @@ def create_java_home(java: JavaRuntime, directory: Path) -> Path:
     start without this module; any other prints a warning. Only MLlib's linear algebra uses the module.
     """
     removed_options = ["--add-modules=jdk.incubator.vector"]
-    if java.feature >= 24:
+    if java.feature_version >= 24:
         # Java 24 and newer do not have this package, and would print a warning.
         removed_options.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
     script = directory / "bin" / "java"
@@ -245,7 +245,7 @@ def _read_java(executable: Path) -> JavaRuntime | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_VERSION_SECONDS,
+            timeout=_VERSION_TIMEOUT_SECONDS,
             check=True,
         ).stderr
     except (OSError, subprocess.SubprocessError):

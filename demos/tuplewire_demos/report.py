@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.formatting import escape_unprintable
 from tuplewire_demos.input import MAX_SHOWN_ROWS, SkippedRows
-from tuplewire_service.command.terminal import live_line, write_lines, write_table
+from tuplewire_service.command.terminal import progress_line, write_lines, write_table
 from tuplewire_topology.running.statistics import ExecutorStatistics
 
 _TOLERANCE = 1e-9
@@ -31,7 +31,7 @@ class Progress(AbstractContextManager["Progress"]):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._live = live_line(self._stream)
+        self._live = progress_line(self._stream)
         self._started_at: float | None = None
         self._written_at = time.monotonic()
 

@@ -54,9 +54,9 @@ def spark_and_workers(
         stack.callback(workers.stop)
         # In parallel with Spark, which takes longer to start. This process connects to the workers only
         # afterwards, because Spark forks, and a fork is safer before gRPC is in use.
-        started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
+        starting = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
         spark = stack.enter_context(local_session(f"tuplewire-{topology}", cores=cores, conf=conf, jvm=jvm))
-        started.result()
+        starting.result()
         if n_tasks:
             tasks = range(n_tasks)
             workers.assign({index: tasks[index :: arguments.workers] for index in range(arguments.workers)})

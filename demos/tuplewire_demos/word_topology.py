@@ -28,7 +28,7 @@ from tuplewire_topology import (
 COUNTS = "count"
 """The component that emits the result: words with their counts. The last count of a word is final."""
 
-MAX_CHARACTERS = 64 * KIB
+MAX_PIECE_CHARACTERS = 64 * KIB
 """Longer lines are split at white space into pieces of at most this size: messages have a limit."""
 
 _TICK_SECONDS = 3600
@@ -44,8 +44,8 @@ def wordcount_topology(
     """
     builder = TopologyBuilder()
     builder.set_spout(LINES, Lines(path), n_spouts)
-    builder.set_bolt("split", Split(), n_splitters).shuffle_grouping(LINES)
-    count = builder.set_bolt(COUNTS, Count(), n_counters).fields_grouping("split", "word")
+    builder.set_bolt("split", LineSplitter(), n_splitters).shuffle_grouping(LINES)
+    count = builder.set_bolt(COUNTS, WordCounter(), n_counters).fields_grouping("split", "word")
     count.add_configuration("topology.tick.tuple.freq.secs", _TICK_SECONDS)
     builder.set_bolt(SKIPPED, SkippedLines()).global_grouping(LINES, SKIPPED_STREAM.name)
     return builder.create_topology()
@@ -61,13 +61,13 @@ class Lines(FileSpout):
             try:
                 text = line.decode()
             except UnicodeDecodeError:
-                self.skip(offset, "is not UTF-8", line)
+                self.report_skipped(offset, "is not UTF-8", line)
                 continue
-            for piece in [text] if len(text) <= MAX_CHARACTERS else split_long_line(text):
+            for piece in [text] if len(text) <= MAX_PIECE_CHARACTERS else split_long_line(text):
                 yield [piece]
 
 
-class Split(BasicBolt):
+class LineSplitter(BasicBolt):
     """Emits the words of a line."""
 
     outputs = ("word",)
@@ -77,7 +77,7 @@ class Split(BasicBolt):
             collector.emit([word])
 
 
-class Count(BasicBolt):
+class WordCounter(BasicBolt):
     """Counts words, and emits changed counts on a tick."""
 
     outputs = ("word", "count")
@@ -98,5 +98,5 @@ class Count(BasicBolt):
 
 
 def split_long_line(line: str) -> list[str]:
-    """Split a line at white space into pieces of at most MAX_CHARACTERS; a longer word is one piece."""
-    return re.findall(rf"\S.{{0,{MAX_CHARACTERS - 1}}}(?!\S)|\S+", line, re.DOTALL)
+    """Split a line at white space into pieces of at most MAX_PIECE_CHARACTERS; a longer word is one piece."""
+    return re.findall(rf"\S.{{0,{MAX_PIECE_CHARACTERS - 1}}}(?!\S)|\S+", line, re.DOTALL)

@@ -170,13 +170,13 @@ class SharedBehaviour(TransportHarness):
             for client in (program, worker):
                 client.send(1, b"before")
                 eventually(settled_condition(client))
-            server.restrict_intake(AcceptedPeers.WORKERS)
+            server.set_accepted_peers(AcceptedPeers.WORKERS)
             program.send(2, b"program")
             worker.send(3, b"worker")
             eventually(settled_condition(worker), timeout=20)
             assert recorder.payloads(2) == []
             assert program.statistics().ledger.pending == 1
-            server.restrict_intake(AcceptedPeers.ALL)
+            server.set_accepted_peers(AcceptedPeers.ALL)
             eventually(settled_condition(program), timeout=20)
             assert [recorder.payloads(task) for task in (2, 3)] == [[b"program"], [b"worker"]]
             assert len(recorder.payloads(1)) == 2

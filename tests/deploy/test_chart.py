@@ -32,7 +32,7 @@ from helpers.manifests import (
 )
 from helpers.tools import ROOT, missing, ran
 
-from tuplewire.settings.settings import FLAG, Setting, settings_of
+from tuplewire.settings.settings import BOOLEAN, Setting, settings_of
 from tuplewire_service.command.cli import command_parser
 from tuplewire_service.config.worker_config import WorkerConfig
 
@@ -145,7 +145,7 @@ def types_of(each: Setting) -> list[str]:
     """Return the JSON types that the worker accepts for a setting."""
     types = each.kind.types if isinstance(each.kind.types, tuple) else (each.kind.types,)
     kinds = {{bool: "boolean", int: "integer", float: "number"}.get(one, "string") for one in types}
-    if each.kind is not FLAG:
+    if each.kind is not BOOLEAN:
         kinds.add("string")  # a size has units, and every string is parsed as the value of a flag
     if "number" in kinds:
         kinds.discard("integer")

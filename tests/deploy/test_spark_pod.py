@@ -251,7 +251,7 @@ def test_the_driver_shows_who_it_is(driver: Manifest) -> None:
     volumes = [each for each in driver["spec"]["volumes"] if "secret" in each]
     secrets = {each["name"]: each["secret"]["secretName"] for each in volumes}
     found = {}
-    for path in (*map(str, credentials.files), str(credentials.token_file)):
+    for path in (*map(str, credentials.tls_files), str(credentials.token_file)):
         mount = mounted(one, path)
         assert mount, path
         found[path] = secrets[mount["name"]]

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from tuplewire.connection.grpc_channel import channel_options, server_options
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.settings.config import SessionSettings
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -77,7 +77,7 @@ class ControlFaults:
         self._chance = random.Random(seed)
         self._weights = (lose, double, 1 - lose - double)
         self._settings = SessionSettings()
-        self._thread = messaging_loop()
+        self._thread = messaging_thread()
 
     def __enter__(self) -> Self:
         self._thread.run(self._start())
@@ -85,7 +85,7 @@ class ControlFaults:
 
     def __exit__(self, *_: object) -> None:
         self._thread.run(self._server.stop(None))
-        self._thread.bound_servers -= 1
+        self._thread.fork_blocking_servers -= 1
 
     def begin(self) -> None:
         """Start to lose and duplicate messages."""
@@ -111,7 +111,7 @@ class ControlFaults:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self.address = f"127.0.0.1:{port}"
-        self._thread.bound_servers += 1
+        self._thread.fork_blocking_servers += 1
 
     async def _carry(self, method: str, kinds: tuple[_Kinds, _Kinds], _: object, context: _Context) -> None:
         requests, responses = kinds

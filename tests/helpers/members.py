@@ -97,6 +97,6 @@ class World:
         """Run rounds until the membership is settled."""
         for _ in range(50):
             self.round(registry)
-            if registry.status().settled:
+            if registry.status().stable:
                 return
         raise AssertionError(f"not settled: {registry.status()}")

@@ -89,7 +89,7 @@ class Prometheus:
                 f"--storage.tsdb.path={directory / 'data'}",
                 "--web.listen-address=127.0.0.1:0",
             ],
-            log=directory / "prometheus.log",
+            log_path=directory / "prometheus.log",
         )
         self._address = ""
 
@@ -107,7 +107,7 @@ class Prometheus:
         self._child.wait_or_kill(time.monotonic() + 20)
 
     def _listens(self) -> bool:
-        log = self._command.log.read_text(encoding="utf-8")
+        log = self._command.log_path.read_text(encoding="utf-8")
         found = re.search(r'msg="Listening on".* address=(\S+)', log)
         self._address = found[1] if found else ""
         assert self._child.poll() is None, self._child.log_tail()

@@ -10,7 +10,7 @@ from helpers.cursors import ack_of, credit_of
 from tuplewire.session import send
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import SettledMessages
-from tuplewire.session.send import SendWindow
+from tuplewire.session.send import SendSession
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
@@ -18,7 +18,7 @@ from tuplewire.wire import messaging_pb2 as pb
 PLENTY = 1_000_000
 
 
-def reopen(window: SendWindow, incarnation: int = 7, worker: int = 0) -> None:
+def reopen(window: SendSession, incarnation: int = 7, worker: int = 0) -> None:
     """Connect to a new receiver with plenty of credit, by the incarnations of session and worker."""
     welcome = pb.Welcome(
         session_id=incarnation,
@@ -36,7 +36,7 @@ class Sending:
     def __init__(
         self, *, processed: bool = False, opened: bool = True, initial: int = PLENTY, **settings: Any
     ) -> None:
-        self.window = SendWindow(
+        self.window = SendSession(
             SessionSettings(ack_mode=AckMode.PROCESSED if processed else AckMode.QUEUED, **settings)
         )
         self._numbers = count()
@@ -82,7 +82,7 @@ class Sending:
 
     def frames(self) -> list[OutFrame]:
         """Return every frame that can be written now, without a limit on frames in flight."""
-        with mock.patch.object(send, "MAX_FRAMES_IN_FLIGHT", PLENTY):
+        with mock.patch.object(send, "MAX_QUICK_FRAMES_IN_FLIGHT", PLENTY):
             return list(iter(self.frame, None))
 
     def write(self, task: int, messages: int = 1, source: int | None = None, tag: Any = None) -> None:

@@ -30,8 +30,8 @@ from helpers.session_parts import (
 from tuplewire.errors import TaskNotLocalError, UnknownTaskError
 from tuplewire.session.consume import Delivery
 from tuplewire.session.ledger import DropReason, SettledMessages
-from tuplewire.session.send import SendWindow
-from tuplewire.session.shares import Share
+from tuplewire.session.send import SendSession
+from tuplewire.session.shares import Amount
 from tuplewire.settings.config import AckMode, Overflow
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
@@ -47,12 +47,12 @@ class SessionMachine(RuleBasedStateMachine):
         overflow=st.sampled_from([Overflow.BLOCK, Overflow.DROP_OLDEST]),
         window=st.sampled_from(WINDOWS),
     )
-    def start(self, processed: bool, overflow: Overflow, window: Share) -> None:  # noqa: FBT001 - drawn
+    def start(self, processed: bool, overflow: Overflow, window: Amount) -> None:  # noqa: FBT001 - drawn
         """Start the three processes."""
         self.processed_mode = processed
         self.drops_oldest = overflow is Overflow.DROP_OLDEST
         mode = AckMode.PROCESSED if processed else AckMode.QUEUED
-        self.window = SendWindow(replace(SETTINGS, ack_mode=mode, overflow=overflow))
+        self.window = SendSession(replace(SETTINGS, ack_mode=mode, overflow=overflow))
         self.worker = Worker(1, window, processed=processed)
         self.consumer, self.other = Consumer(1), Consumer(2)
         self.consumers = 2
@@ -197,7 +197,7 @@ class SessionMachine(RuleBasedStateMachine):
     def probe(self, _: int) -> None:
         """The sender requests a complete update, which changes nothing that it already knows."""
         if self.sending.connected:
-            self.worker.session.request_full_state(self.window.acknowledged)
+            self.worker.session.request_full_state(self.window.acked_frame)
 
     def _settle(self, settled: Iterable[SettledMessages]) -> None:
         for each in settled:
@@ -231,7 +231,7 @@ class SessionMachine(RuleBasedStateMachine):
             return
         worker = self.worker
         for _ in range(limit):
-            update = worker.session.full_state(self.window.acknowledged)
+            update = worker.session.build_full_state(self.window.acked_frame)
         initial = worker.session.credit.initial_share
         welcome = pb.Welcome(
             session_id=worker.incarnation,
@@ -320,7 +320,7 @@ class SessionMachine(RuleBasedStateMachine):
         worker = self.worker
         left = worker.left.pop(task, None)
         if left is None:
-            left = worker.left[task] = Share(messages, 1)
+            left = worker.left[task] = Amount(messages, 1)
             worker.shares.add_orphaned(task, left.messages, left.size_bytes)
         elif worker.shares.on_released(task, left.messages, left.size_bytes):
             worker.session.credit.on_space_freed(task)
@@ -410,7 +410,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _say_progress(self) -> None:
         if self.receiving.connected:
-            cursors = self.consumer.window.take_changed()
+            cursors = self.consumer.window.take_changed_cursors()
             self.receiving.up.extend(each.SerializeToString() for each in cursors)
 
     def hear_progress(self, limit: int) -> None:

@@ -6,17 +6,17 @@ import struct
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from tuplewire.session.consume import ArrivedBatch, ConsumeWindow
+from tuplewire.session.consume import ArrivedBatch, ConsumeSession
 from tuplewire.session.credit import SessionCredit
 from tuplewire.session.receive import ReceiveSession
-from tuplewire.session.shares import QueueShares, Share
+from tuplewire.session.shares import Amount, QueueShares
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.delivery import DeliveryLog
 
 TASKS = (1, 2, 3)
 SOURCES = (None, 7, 8)
-WINDOWS = [Share(1, 60), Share(3, 40), Share(8, 200), Share(30, 2_000)]
+WINDOWS = [Amount(1, 60), Amount(3, 40), Amount(8, 200), Amount(30, 2_000)]
 LARGEST_WINDOW = WINDOWS[-1]
 SETTINGS = SessionSettings(
     max_pending_messages=40,
@@ -87,15 +87,15 @@ class Link:
 class Worker:
     """The receiver's process. Its state is lost when it is killed."""
 
-    def __init__(self, incarnation: int, window: Share, *, processed: bool) -> None:
+    def __init__(self, incarnation: int, window: Amount, *, processed: bool) -> None:
         self.incarnation = incarnation
-        self.shares = QueueShares(window, Share(1, 1))
-        self.left: dict[int, Share] = {}
+        self.shares = QueueShares(window, Amount(1, 1))
+        self.left: dict[int, Amount] = {}
         self.tasks_without_credit: Counter[int] = Counter()
         credit = SessionCredit(
             self.shares,
             max_message_bytes=SETTINGS.max_message_bytes,
-            needs_release_acks=processed,
+            acks_releases=processed,
             blocked_sessions=self.tasks_without_credit,
         )
         self.session = ReceiveSession(1, credit)
@@ -111,6 +111,6 @@ class Consumer:
 
     def __init__(self, number: int) -> None:
         self.id = number
-        self.window = ConsumeWindow(TASKS, PREFETCH_MESSAGES, PREFETCH_BYTES)
+        self.window = ConsumeSession(TASKS, PREFETCH_MESSAGES, PREFETCH_BYTES)
         self.held: deque[ArrivedBatch] = deque()
         self.last_seen: dict[Pair, int] = {}

@@ -151,7 +151,7 @@ def every_call(team: Team, rounds: int) -> int:
         ]
         team.send((rank + 1) % size, number)
         assert team.recv((rank - 1) % size) == number
-    return team.generation
+    return team.formation_id
 
 
 def sums(team: Team, rounds: int, items: int = 100, pause: float = 0.0) -> int:

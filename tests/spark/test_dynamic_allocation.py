@@ -96,7 +96,7 @@ class Flow:
 
     def _owner(self, task: int) -> str:
         with ControlClient(self._address) as control:
-            assignment = control.assignment()
+            assignment = control.get_assignment()
             assert assignment is not None
             return next(each.address for each in assignment.workers if task in each.tasks)
 
@@ -185,14 +185,14 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> None:
     flow = Flow(query, address, stack)
 
     def both_are_there() -> bool:
-        return len(executors()) == 2 and members.status().joined == 3
+        return len(executors()) == 2 and members.status().joined_count == 3
 
     for number in range(ROUNDS):
         gone = 2 * number
         gate.close()
         flow.send(READ, MESSAGES)
         flow.until(
-            lambda: gate.holds and members.status().joined == 3,
+            lambda: gate.holds and members.status().joined_count == 3,
             "a micro-batch of four tasks has two executors",
         )
         kill_an_executor(spark)

@@ -77,7 +77,7 @@ def test_a_center_without_points_stays() -> None:
     centers = np.array([[0.0, 0.0], [-9.0, -9.0]])
     sums = kmeans_steps.sums_of(points, centers)
     assert sums.tolist() == [[1.0, 6.0, 2.0], [0.0, 0.0, 0.0]]
-    assert kmeans_steps.new_centers(centers, sums).tolist() == [[0.5, 3.0], [-9.0, -9.0]]
+    assert kmeans_steps.compute_centers(centers, sums).tolist() == [[0.5, 3.0], [-9.0, -9.0]]
 
 
 @pytest.mark.parametrize(

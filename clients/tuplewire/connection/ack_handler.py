@@ -31,7 +31,7 @@ class AckHandler:
         """True if the list was taken for this stream, or is empty."""
         self.close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
         """The monotonic time at which the next frame should close unused flows."""
-        self.receiver_lost = False
+        self.disconnected = False
         """True if the last connection broke, and there is no new one."""
         self.assignment_version = 0
         """The assignment version in the receiver's last Welcome; 0: it has no assignment."""
@@ -42,7 +42,7 @@ class AckHandler:
         with self._lock:
             if buffer.ended:  # its messages were already dropped or withdrawn
                 return
-            known = window.acknowledged
+            acknowledged_before = window.acked_frame
             lost_before = window.possibly_lost
             settled_before = len(window.settled)
             window.on_connected(welcome)
@@ -50,8 +50,8 @@ class AckHandler:
             # A receiver without memory of the session does not know the watched tasks.
             self.watch_list_sent = not self._watched_tasks
             self.assignment_version = welcome.assignment_version
-            self.receiver_lost = False
-            self._add_refusals(welcome.refusals, known)
+            self.disconnected = False
+            self._add_refusals(welcome.refusals, acknowledged_before)
         log_lost(buffer.address, window.possibly_lost - lost_before)
         buffer.refused.log()
 
@@ -59,14 +59,14 @@ class AckHandler:
         """Apply an acknowledgement."""
         with self._lock:
             if not self._buffer.ended:
-                known = self._window.acknowledged
+                known = self._window.acked_frame
                 self._window.apply_ack(ack)
                 self._add_refusals(ack.refusals, known)
         if ack.refusals:
             self._buffer.refused.log()
 
     def _add_refusals(self, refusals: Sequence[Refusal], known: int) -> None:
-        """Add refusals in frames after `known`: earlier ones were reported."""
+        """Add refusals in frames after `acknowledged_before`: earlier ones were reported."""
         if refusals:
             self._buffer.refused.add(each for each in refusals if each.frame_sequence > known)
         self._buffer.notify()
@@ -77,8 +77,8 @@ class AckHandler:
         closed_cleanly: True after a drain or a goodbye: the receiver then accounts for its messages.
         """
         with self._lock:
-            self.receiver_lost = True
-            self._window.receiver_shut_down |= closed_cleanly
+            self.disconnected = True
+            self._window.receiver_accounts |= closed_cleanly
             self._buffer.notify()
 
     def close_unused(self) -> None:
@@ -99,7 +99,7 @@ class AckHandler:
         with self._lock:
             if not self._buffer.mark_ended():
                 return []
-            if self.receiver_lost:  # messages that it had acknowledged may be lost: count them
+            if self.disconnected:  # messages that it had acknowledged may be lost: count them
                 self._window.on_receiver_lost()
             withdrawn = self._window.withdraw()
             self._buffer.notify()

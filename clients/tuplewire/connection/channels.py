@@ -62,7 +62,7 @@ class ChannelFactory:
         """Read no file yet. tls, worker_names: return the current values; default: from the credentials."""
         self.credentials = Credentials.from_environment() if credentials is None else credentials
         self._worker_names = worker_names or (lambda: self.credentials.tls_worker_names)
-        self._tls = tls or WatchedFiles(self.credentials.files, lambda: read_tls(self.credentials)).get
+        self._tls = tls or WatchedFiles(self.credentials.tls_files, lambda: read_tls(self.credentials)).get
         self._tokens: WatchedFiles[tuple[Token, ...]] | None = None
         if self.credentials.token_file is not None:
             path = Path(self.credentials.token_file)
@@ -90,8 +90,8 @@ class ChannelFactory:
         """Return a channel to an address; raise UnreachableError if a check of its names by TLS fails."""
         if not self.credentials.uses_tls(address):
             return grpc.aio.insecure_channel(grpc_target(address), options=options)
-        secured = await run_in_thread(partial(self._tls_channel_args, address, options, _HANDSHAKE_SECONDS))
-        return grpc.aio.secure_channel(grpc_target(address), *secured)
+        tls_args = await run_in_thread(partial(self._tls_channel_args, address, options, _HANDSHAKE_SECONDS))
+        return grpc.aio.secure_channel(grpc_target(address), *tls_args)
 
     def open_blocking_channel(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
@@ -109,7 +109,7 @@ class ChannelFactory:
         # Without a list of names, gRPC compares the certificate with the host of the address.
         if not names:
             return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate), [*options]
-        decoded, der = _certificate_at(address, tls.context, timeout)
+        decoded, der = _fetch_certificate(address, tls.context, timeout)
         cert_names = certificate_names(decoded)
         if not any_name_matches(cert_names, names):
             raise UnreachableError(
@@ -178,7 +178,7 @@ def certificate_names(certificate: dict[str, Any]) -> list[str]:
     return [name for _, name in certificate.get("subjectAltName", ())]
 
 
-def _certificate_at(address: str, context: ssl.SSLContext, timeout: float) -> tuple[dict[str, Any], bytes]:
+def _fetch_certificate(address: str, context: ssl.SSLContext, timeout: float) -> tuple[dict[str, Any], bytes]:
     """Return the certificate that a worker shows, as decoded by ssl, and in DER."""
     host, port = split_host_port(address)
     try:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.ledger import DropReason
 from tuplewire.text.events import event_logger
@@ -31,7 +31,7 @@ _open_senders: weakref.WeakSet[SendingEnd] = weakref.WeakSet()
 _closing: set[Future[None]] = set()
 
 
-def close_on_exit(client: object, sender: SendingEnd) -> None:
+def close_automatically(client: object, sender: SendingEnd) -> None:
     """Close a sender if its client is dropped, or the program exits, without close()."""
     _open_senders.add(sender)
     # Not at exit: _close_all() closes all remaining senders together.
@@ -78,7 +78,7 @@ def _close_all() -> None:
     for closing in list(_closing):  # their senders are closed below, with the shorter timeout
         closing.cancel()
     if open_senders:
-        messaging_loop().run(_close(open_senders, _EXIT_SECONDS))
+        messaging_thread().run(_close(open_senders, _EXIT_SECONDS))
 
 
 # A forked child has no connections, so it has no senders to close.

@@ -21,11 +21,11 @@ from operator import attrgetter
 from typing import Any
 
 from tuplewire.connection.grpc_channel import UNLIMITED_BYTES
-from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
+from tuplewire.connection.reconnecting_stream import Identity, ReconnectingSession
 from tuplewire.connection.stream import BatchedEvent, ClientStream, StreamOpener
-from tuplewire.connection.submission_queue import CallerCondition
+from tuplewire.connection.submission_queue import InterruptSafeCondition
 from tuplewire.errors import TaskNotLocalError, TuplewireError, UnknownTaskError, refusal_error
-from tuplewire.session.consume import ArrivedBatch, ConsumeWindow, Delivery, RejectedMessage
+from tuplewire.session.consume import ArrivedBatch, ConsumeSession, Delivery, RejectedMessage
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
@@ -72,32 +72,32 @@ class Inbox(ABC):
         loop: asyncio.AbstractEventLoop,
         callbacks: Callbacks | None,
         *,
-        follows: bool,
+        follows_tasks: bool,
     ) -> None:
         """Start without messages. follows: True if the subscription finds other workers for its tasks."""
         self.identity = identity
         self.settings = settings
         self.loop = loop
         self.callbacks = callbacks
-        self.follows = follows
+        self.follows = follows_tasks
         self.subscription_id = secrets.randbits(63)
         """The number of the subscription, the same at all workers."""
         self.admitted = False
         """True if the workers have accepted the whole subscription before."""
         self.lock = threading.Lock()
         """Protects the consume windows and the buffer."""
-        self.changed = CallerCondition(self.lock)
+        self.buffer_changed = InterruptSafeCondition(self.lock)
         self.buffer: deque[ArrivedBatch] = deque()
 
     def put(self, arrived: ArrivedBatch) -> None:
         """Add new messages."""
         self.buffer.append(arrived)
-        self.changed.notify_all()
+        self.buffer_changed.notify_all()
 
-    def discard(self, window: ConsumeWindow) -> None:
+    def discard(self, window: ConsumeSession) -> None:
         """Remove the messages of a window behind a rejected one, because they are delivered again."""
-        waiting = window.tasks_awaiting_answer()
-        kept = (each.without(waiting) if each.window is window else each for each in self.buffer)
+        awaiting_tasks = window.tasks_awaiting_answer()
+        kept = (each.without(awaiting_tasks) if each.window is window else each for each in self.buffer)
         self.buffer = deque(each for each in kept if each.deliveries)
 
     @abstractmethod
@@ -105,11 +105,11 @@ class Inbox(ABC):
         """Record that a worker has accepted a stream's tasks."""
 
     @abstractmethod
-    def on_lost(self, stream: ConsumerStream, error: TuplewireError) -> None:
+    def on_lost(self, stream: ConsumingEnd, error: TuplewireError) -> None:
         """Handle a stream that ended or could not be opened; it is opened again."""
 
     @abstractmethod
-    def on_moved(self, stream: ConsumerStream, tasks: Iterable[int]) -> None:
+    def on_moved(self, stream: ConsumingEnd, tasks: Iterable[int]) -> None:
         """Handle tasks that have moved from a stream's worker to another one."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Inbox(ABC):
         """End the subscription with an error."""
 
 
-class ConsumerStream(ReconnectingStream):
+class ConsumingEnd(ReconnectingSession):
     """The session of a subscription with one worker."""
 
     method = "Recv"
@@ -131,7 +131,7 @@ class ConsumerStream(ReconnectingStream):
         self.tasks = tuple(tasks)
         self.worker_id = expected_id
         """The id of the worker; empty if it is not known yet."""
-        self.window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
+        self.window = ConsumeSession(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._inbox = inbox
         self._lock = inbox.lock
         self._write_event = asyncio.Event()
@@ -156,7 +156,7 @@ class ConsumerStream(ReconnectingStream):
         return time.monotonic() - self._requested_at < _ANSWER_SECONDS
 
     def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> None:
-        """Acknowledge messages from this worker, except outdated ones; see ConsumeWindow. Thread-safe."""
+        """Acknowledge messages from this worker, except outdated ones; see ConsumeSession. Thread-safe."""
         with self._lock:
             is_current = self.window.acknowledge(arrived, rejected)
             if is_current and rejected:
@@ -184,8 +184,8 @@ class ConsumerStream(ReconnectingStream):
         with self._lock:
             self.is_closed = True
         self._write_event.set()
-        if self._task is not None and (self.connected or self._needs_stream):
-            await asyncio.wait([self._task], timeout=_CLOSE_SECONDS)
+        if self._run_task is not None and (self.connected or self._needs_stream):
+            await asyncio.wait([self._run_task], timeout=_CLOSE_SECONDS)
         await self.suspend()
 
     @property
@@ -195,8 +195,8 @@ class ConsumerStream(ReconnectingStream):
 
     def _is_retryable(self, error: TuplewireError) -> bool:
         # The receiver finds the owner, and moves the tasks to the stream of that worker.
-        elsewhere = isinstance(error, TaskNotLocalError | UnknownTaskError)
-        return (elsewhere and self._inbox.follows) or super()._is_retryable(error)
+        is_wrong_worker = isinstance(error, TaskNotLocalError | UnknownTaskError)
+        return (is_wrong_worker and self._inbox.follows) or super()._is_retryable(error)
 
     def _on_lost(self, error: TuplewireError) -> None:
         if self.is_closed:
@@ -291,7 +291,7 @@ class ConsumerStream(ReconnectingStream):
             with self._lock:
                 self._report_scheduled = False
                 closed = self.is_closed  # read before the cursors: earlier acknowledgements are still sent
-                cursors = self.window.take_changed()
+                cursors = self.window.take_changed_cursors()
                 more = bool(self.window.changed_tasks)
             if cursors:
                 progress = pb.Progress(tasks=cursors)

@@ -78,9 +78,9 @@ class ControlClient:
             self._closed = True
             if self._connection is not None:
                 # An interrupt in a call can leave a lock of gRPC locked. Its close() then waits forever.
-                closing = threading.Thread(target=self._connection.channel.close, daemon=True)
-                closing.start()
-                closing.join(_CLOSE_SECONDS)
+                close_thread = threading.Thread(target=self._connection.channel.close, daemon=True)
+                close_thread.start()
+                close_thread.join(_CLOSE_SECONDS)
 
     def _get_connection(self, timeout: float) -> _Connection:
         """Return the connection; open a new one if the files of the credentials have changed."""
@@ -111,11 +111,11 @@ class ControlClient:
         response: pb.GetStatusResponse = self._call("GetStatus", request)
         return response
 
-    def load(self, tasks: Iterable[int] = ()) -> dict[int, float]:
+    def get_loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the load of each task that the worker knows, 0 (idle) to 1 (full). No tasks: all."""
         return dict(self._call("GetLoad", pb.GetLoadRequest(tasks=tasks)).loads)
 
-    def assignment(self) -> pb.Assignment | None:
+    def get_assignment(self) -> pb.Assignment | None:
         """Return the current assignment; None if there is none yet."""
         response = self._call("GetAssignment", pb.GetAssignmentRequest())
         self.max_message_bytes = response.max_message_bytes

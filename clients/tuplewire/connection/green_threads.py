@@ -6,7 +6,7 @@ import sys
 
 from tuplewire.errors import ConfigError
 
-LIBRARIES = {
+GREEN_THREAD_LIBRARIES = {
     "gevent.monkey": ("is_module_patched", ("threading", "select")),
     "eventlet.patcher": ("is_monkey_patched", ("thread", "select")),
 }
@@ -15,7 +15,7 @@ LIBRARIES = {
 
 def refuse_green_threads() -> None:
     """Raise ConfigError if gevent or eventlet has patched threads or select: every wait would hang."""
-    for name, (check_name, parts) in LIBRARIES.items():
+    for name, (check_name, parts) in GREEN_THREAD_LIBRARIES.items():
         # A library that is not imported has patched nothing.
         module = sys.modules.get(name)
         if module is not None and any(map(getattr(module, check_name), parts)):

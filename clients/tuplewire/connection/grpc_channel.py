@@ -144,7 +144,7 @@ class WorkerConnections:
         self._poll_channels: dict[str, grpc.aio.Channel] = {}
         """The channels for polls, by address; kept until a request fails, because polls repeat."""
 
-    def open_stream(self, address: str) -> StreamOpener:
+    def stream_opener(self, address: str) -> StreamOpener:
         """Return a function that opens streams to the worker at an address."""
         return grpc_stream_opener(address, self._settings, self._channels)
 
@@ -253,8 +253,8 @@ class _GrpcClientStream(GrpcStream, ClientStream):
 
 def refusal_metadata(code: str, owner: str, worker_id: str) -> tuple[tuple[str, str], ...]:
     """Return the trailing metadata of a refusal, for error_from_status(). owner, worker_id: may be empty."""
-    owned = ((OWNER_KEY, f"{quote(owner)} {quote(worker_id)}"),) if owner else ()
-    return (ERROR_KEY, code), *owned
+    owner_metadata = ((OWNER_KEY, f"{quote(owner)} {quote(worker_id)}"),) if owner else ()
+    return (ERROR_KEY, code), *owner_metadata
 
 
 def error_from_status(

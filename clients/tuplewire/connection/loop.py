@@ -119,7 +119,7 @@ class EventLoopThread:
         self._selector = _Selector()
         self.loop: asyncio.AbstractEventLoop = _Loop(self._selector)
         self.suspendables: WeakSet[Suspendable] = WeakSet()
-        self.bound_servers = 0
+        self.fork_blocking_servers = 0
         """The number of bound servers that cannot be suspended (blocks_fork)."""
         self._ended = self._suspended = False
         self._suspending: asyncio.Future[list[None]] | None = None
@@ -259,9 +259,9 @@ def run_uninterrupted(function: Callable[[], _Result]) -> _Result:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    outcome, returned = _Outcome[_Result](), Future[_Result]()
-    returned.add_done_callback(lambda done: outcome.set_result(done.result))
-    _thread.start_new_thread(_set_result, (returned, function))  # threading waits until it runs
+    outcome, future = _Outcome[_Result](), Future[_Result]()
+    future.add_done_callback(lambda done: outcome.set_result(done.result))
+    _thread.start_new_thread(_set_result, (future, function))  # threading waits until it runs
     return outcome.wait()
 
 
@@ -288,7 +288,7 @@ _interrupted = False
 """True if Ctrl-C arrived during the shutdown of gRPC. The main thread is interrupted after the fork."""
 
 
-def messaging_loop() -> EventLoopThread:
+def messaging_thread() -> EventLoopThread:
     """Return the process's loop thread; start it at the first call.
 
     Raises ClosedError in a child that would hang, as it was forked while gRPC could not be shut down. Raises
@@ -345,7 +345,7 @@ def _before_fork() -> None:
     _grpc_shut_down = False
     current = _current
     # 1 and 2. The loop's thread cannot wait for its own loop.
-    if current is None or current.bound_servers or current.is_current_thread:
+    if current is None or current.fork_blocking_servers or current.is_current_thread:
         return
     _suspended_thread = current  # first, so that the parent always resumes
     deadline = time.monotonic() + _SUSPEND_SECONDS

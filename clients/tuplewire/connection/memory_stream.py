@@ -28,16 +28,16 @@ class MemoryStream(BufferedStream):
 
     def __init__(self) -> None:
         super().__init__()
-        self._other = self
+        self._peer = self
         self._unread_bytes = 0
 
     def connect(self, other: MemoryStream) -> None:
         """Connect this side with another one as a stream."""
-        self._other, other._other = other, self
+        self._peer, other._peer = other, self
 
     async def write(self, data: bytes | OutFrame) -> None:
         """See MessageStream."""
-        other = self._other
+        other = self._peer
         while self.failure is None and other._unread_bytes >= _BUFFER_BYTES:
             other._space_event.clear()
             await other._space_event.wait()
@@ -59,13 +59,13 @@ class MemoryStream(BufferedStream):
 
     def finish(self) -> None:
         """Mark the end of this direction; the other side reads None."""
-        self._other._peer_finished = True
-        self._other._changed.set()
+        self._peer._peer_finished = True
+        self._peer._changed.set()
 
     def disconnect(self, reason: TuplewireError) -> None:
         """End the stream for both sides; only the first reason counts."""
         super().disconnect(reason)
-        super(MemoryStream, self._other).disconnect(reason)
+        super(MemoryStream, self._peer).disconnect(reason)
 
 
 def _size_of(data: bytes | OutFrame) -> int:
@@ -90,11 +90,11 @@ class MemoryClientStream(MemoryStream, ClientStream):
         return self.failure
 
 
-memory_servers: dict[tuple[str, int], Callable[[str], MemoryClientStream]] = {}
+memory_stream_openers: dict[tuple[str, int], Callable[[str], MemoryClientStream]] = {}
 """Functions that open a stream to a server here, by topology and port. Source: Storm's `queues-map`.
 """
 # Their streams belong to the parent's event loop.
-os.register_at_fork(after_in_child=memory_servers.clear)
+os.register_at_fork(after_in_child=memory_stream_openers.clear)
 
 
 def memory_stream_opener(topology: str, port: int) -> StreamOpener:
@@ -102,7 +102,7 @@ def memory_stream_opener(topology: str, port: int) -> StreamOpener:
 
     @asynccontextmanager
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
-        server = memory_servers.get((topology, port))
+        server = memory_stream_openers.get((topology, port))
         if server is None:
             raise UnreachableError(f"{MEMORY_PREFIX}{port}: topology {topology!r} has no server there")
         stream = server(method)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from tuplewire.connection.consumer_stream import Callbacks, ConsumerStream, Inbox
+from tuplewire.connection.consumer_stream import Callbacks, ConsumingEnd, Inbox
 from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.loop import report_errors
 from tuplewire.connection.reconnecting_stream import Identity
@@ -52,22 +52,22 @@ class Receiver(Inbox):
         callbacks: Callbacks | None = None,
         connections: WorkerConnections | None = None,
     ) -> None:
-        """Describe a subscription at the worker at an address. For other arguments see ReconnectingStream.
+        """Describe a subscription at the worker at an address. For other arguments see ReconnectingSession.
 
         Args:
             callbacks: Get the messages; None: take() returns them.
             connections: Connects to the tasks' owners; None: only to this worker.
         """
-        super().__init__(identity, settings, loop, callbacks, follows=connections is not None)
+        super().__init__(identity, settings, loop, callbacks, follows_tasks=connections is not None)
         self.address = address
         self.tasks = tuple(tasks)
         self.failure: TuplewireError | None = None
         self.is_closed = False
         self._open_stream = open_stream
-        own_stream = ConsumerStream(self, address, open_stream, expected_id, self.tasks)
-        self._streams: tuple[ConsumerStream, ...] = (own_stream,)
+        own_stream = ConsumingEnd(self, address, open_stream, expected_id, self.tasks)
+        self._streams: tuple[ConsumingEnd, ...] = (own_stream,)
         """Replaced as a whole, because consumers read it from other threads."""
-        self._without_stream: frozenset[int] = frozenset()
+        self._tasks_without_stream: frozenset[int] = frozenset()
         """The tasks without a stream: their owner is not known yet."""
         self._broken_since = time.monotonic()
         self._admission_timed_out = False
@@ -75,11 +75,11 @@ class Receiver(Inbox):
         self._admission_timer: asyncio.TimerHandle | None = None
         self.connections = connections
         self._owners = TaskOwners(identity.topology, address)
-        self._newest_version = 0
+        self._highest_version = 0
         """The highest version of the assignments so far."""
         self._own_id = expected_id
         """The id of the worker at the client's own address, if known."""
-        self._refused_by: str | None = None
+        self._refusing_address: str | None = None
         """The address of the last worker that refused a stream, or moved tasks away."""
         self._search_task: asyncio.Task[None] | None = None
         self._running = False
@@ -97,12 +97,12 @@ class Receiver(Inbox):
     @property
     def connected(self) -> bool:
         """True if every task has a stream to its worker."""
-        return not self._without_stream and all(each.connected for each in self._streams)
+        return not self._tasks_without_stream and all(each.connected for each in self._streams)
 
     @property
     def _connection_state(self) -> str:
-        if self._without_stream:
-            return f"looking for the worker of task {min(self._without_stream)}"
+        if self._tasks_without_stream:
+            return f"looking for the worker of task {min(self._tasks_without_stream)}"
         return next((each.connection_state for each in self._streams if not each.connected), "connected")
 
     def __repr__(self) -> str:
@@ -118,12 +118,12 @@ class Receiver(Inbox):
         whole timeout; without one, if not all workers have accepted it within connect_timeout_seconds.
         """
         with self.lock:
-            found = self.changed.wait_for(partial(self._pop_or_raise, timeout), timeout)
-        return found or self._none_or_raise(timeout)
+            batch = self.buffer_changed.wait_for(partial(self._pop_or_raise, timeout), timeout)
+        return batch or self._none_or_raise(timeout)
 
     async def take_async(self, timeout: float | None = None) -> ArrivedBatch | None:
         """Do the same as take, on any event loop. A cancelled call takes no batch."""
-        found = await self.changed.wait_for_async(partial(self._pop_or_raise, timeout), timeout)
+        found = await self.buffer_changed.wait_for_async(partial(self._pop_or_raise, timeout), timeout)
         return found or self._none_or_raise(timeout)
 
     def _pop_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
@@ -164,7 +164,7 @@ class Receiver(Inbox):
     def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> None:
         """Acknowledge a batch to its worker; ignore it if the worker has failed, or its tasks have moved.
 
-        rejected: the rejected messages of the batch, in order; see ConsumeWindow.acknowledge.
+        rejected: the rejected messages of the batch, in order; see ConsumeSession.acknowledge.
         """
         for stream in self._streams:
             if stream.window is arrived.window:
@@ -179,16 +179,16 @@ class Receiver(Inbox):
             self.admitted, self._admission_timed_out = True, False
             self._stop_admission_timer()
 
-    def on_lost(self, stream: ConsumerStream, error: TuplewireError) -> None:
+    def on_lost(self, stream: ConsumingEnd, error: TuplewireError) -> None:
         if stream.connected:
             self._mark_broken()
         self._start_search(stream.address if isinstance(error, RefusedError) else None)
 
-    def on_moved(self, stream: ConsumerStream, tasks: Iterable[int]) -> None:
+    def on_moved(self, stream: ConsumingEnd, tasks: Iterable[int]) -> None:
         if self.follows:
             self._mark_broken()
             moved = frozenset(tasks) & frozenset(stream.tasks)
-            self._without_stream |= moved
+            self._tasks_without_stream |= moved
             stream.set_tasks(task for task in stream.tasks if task not in moved)
             self._start_search(stream.address)
 
@@ -199,7 +199,7 @@ class Receiver(Inbox):
             self.failure = error
             # These messages can no longer be acknowledged; the worker delivers them to the task's consumer.
             self.buffer.clear()
-            self.changed.notify_all()
+            self.buffer_changed.notify_all()
         self._stop_admission_timer()
         for stream in self._streams:
             report_errors(self.loop.create_task(stream.close(), name="close"))
@@ -216,14 +216,14 @@ class Receiver(Inbox):
         # An admitted consumer waits through restarts of any length; see docs/design/sessions.md.
         if not self.admitted and math.isfinite(seconds := self.settings.connect_timeout_seconds):
             self._admission_timer = self.loop.call_later(seconds, self._on_admission_timeout)
-        if self._without_stream:
+        if self._tasks_without_stream:
             self._start_search(self.address)
 
     def _on_admission_timeout(self) -> None:
         """Wake callers without a timeout: the workers have not accepted this consumer."""
         with self.lock:
             self._admission_timed_out = True
-            self.changed.notify_all()
+            self.buffer_changed.notify_all()
         if self.callbacks is not None:
             self.callbacks.on_failure(self._unreachable_error(self.settings.connect_timeout_seconds))
 
@@ -240,7 +240,7 @@ class Receiver(Inbox):
         """Close the subscription after reporting all acknowledgements, in at most three seconds."""
         with self.lock:
             self.is_closed = True
-            self.changed.notify_all()
+            self.buffer_changed.notify_all()
         self._stop_search()
         await asyncio.gather(*(stream.close() for stream in self._streams))
 
@@ -273,7 +273,7 @@ class Receiver(Inbox):
 
         refused_by: the address of a worker that does not own its task: it knows the owner.
         """
-        self._refused_by = refused_by or self._refused_by
+        self._refusing_address = refused_by or self._refusing_address
         done = self._search_task is None or self._search_task.done()
         if done and self.connections is not None and self._running and self.failure is None:
             search = self._search_owners(self.connections)
@@ -283,9 +283,9 @@ class Receiver(Inbox):
         backoff = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS, random.random)
         while not self.connected and self.failure is None:
             # Without a refusal, the worker probably still owns its tasks, and the stream returns.
-            if self._refused_by is None:
+            if self._refusing_address is None:
                 await asyncio.sleep(backoff.next())
-            refused_by, self._refused_by = self._refused_by, None
+            refused_by, self._refusing_address = self._refusing_address, None
             try:
                 await self._update_owners(connections, (refused_by or self.address, *self._owners.addresses))
             except TuplewireError:
@@ -331,42 +331,42 @@ class Receiver(Inbox):
 
     async def _move_tasks(self, connections: WorkerConnections) -> None:
         """Move tasks to streams to their owners. Tasks with a connected stream stay there."""
-        # At every await each task is in one stream or in `_without_stream`, because a fork may cancel this.
+        # At every await each task is in a stream or in `_tasks_without_stream`: a fork may cancel this.
         # An opening stream stays, too: its worker would mark the first messages as redelivered.
         broken = [each for each in self._streams if not (each.connected or each.opening)]
-        tasks = [*self._without_stream, *(task for each in broken for task in each.tasks)]
+        tasks = [*self._tasks_without_stream, *(task for each in broken for task in each.tasks)]
         unknown = [task for task in tasks if task not in self._owners.by_task]
-        self._newest_version = max(self._newest_version, self._owners.version)
+        self._highest_version = max(self._highest_version, self._owners.version)
         # A worker with an older assignment may not know the tasks yet.
-        if unknown and self._owners.version == self._newest_version:
+        if unknown and self._owners.version == self._highest_version:
             self.on_failed(self._owners.unknown_error(unknown))
             return
         owned = {peer: frozenset(owned_tasks) for peer, owned_tasks in self._tasks_by_worker(tasks).items()}
         for each in broken:
             kept = owned.get(self._peer_of(each), frozenset()).intersection(each.tasks)
             if not each.connected and len(kept) < len(each.tasks):
-                self._without_stream |= frozenset(each.tasks) - kept
+                self._tasks_without_stream |= frozenset(each.tasks) - kept
                 await self._change_tasks(each, kept)
         for peer, owned_tasks in owned.items():
-            added = self._without_stream & owned_tasks
+            added = self._tasks_without_stream & owned_tasks
             stream = next((each for each in self._streams if self._peer_of(each) == peer), None)
             if stream is not None and stream.opening:
                 continue  # the next round adds the tasks
-            self._without_stream -= added
+            self._tasks_without_stream -= added
             if added and stream is not None:
                 await self._change_tasks(stream, added.union(stream.tasks))
             elif added:
                 is_own = peer.address == self.address
-                opener = self._open_stream if is_own else connections.open_stream(peer.address)
-                stream = ConsumerStream(self, peer.address, opener, peer.worker_id, sorted(added))
+                opener = self._open_stream if is_own else connections.stream_opener(peer.address)
+                stream = ConsumingEnd(self, peer.address, opener, peer.worker_id, sorted(added))
                 self._streams = (*self._streams, stream)
                 stream.start()
 
-    def _peer_of(self, stream: ConsumerStream) -> Peer:
+    def _peer_of(self, stream: ConsumingEnd) -> Peer:
         is_own = stream.address == self.address
         return Peer(stream.worker_id or (self._own_id if is_own else ""), stream.address)
 
-    async def _change_tasks(self, stream: ConsumerStream, tasks: frozenset[int]) -> None:
+    async def _change_tasks(self, stream: ConsumingEnd, tasks: frozenset[int]) -> None:
         """Restart a session with other tasks, or end it if there are none."""
         stream.set_tasks(sorted(tasks))
         stream.connected = False  # the worker does not know the tasks yet

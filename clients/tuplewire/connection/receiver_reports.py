@@ -46,7 +46,7 @@ class RefusedMessages:
             self._store(_text(refusal))
         for code, count in counts.items():
             # Only queued here: the caller holds a lock, which a logging handler that sends would need.
-            if messages := self._log_rate.due(code, count):
+            if messages := self._log_rate.count_event(code, count):
                 self._to_log.append({"messages": messages, "reason": _text(examples[code])})
 
     def log(self) -> None:

@@ -1,4 +1,4 @@
-"""The common base of SendingEnd and ConsumerStream: a stream that is replaced whenever it breaks.
+"""The common base of SendingEnd and ConsumingEnd: a stream that is replaced whenever it breaks.
 
 Subclasses open, read and write a stream. This class connects, backs off after failures, logs an unreachable
 worker, and decides which errors are final. Used by sending_end.py and consumer_stream.py. Owns the task that
@@ -55,7 +55,7 @@ class Identity:
     is_worker: bool = False
 
 
-class ReconnectingStream(ABC):
+class ReconnectingSession(ABC):
     """Keeps one stream open until the session ends. Call only from the event loop."""
 
     method: ClassVar[str]
@@ -67,12 +67,12 @@ class ReconnectingStream(ABC):
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
         open_stream: StreamOpener,
-        expected_id: str,
+        expected_worker_id: str,
     ) -> None:
-        """Describe a session. expected_id: the worker to reach; empty: any that answers at the address."""
+        """Describe a session. expected_worker_id: the worker to reach; empty: any at the address."""
         self.address = address
         self.identity = identity
-        self.expected_worker_id = expected_id
+        self.expected_worker_id = expected_worker_id
         self.connected = False
         self._settings = settings
         self._loop = loop
@@ -82,7 +82,7 @@ class ReconnectingStream(ABC):
         self._may_retry = False
         """True if refused credentials are retried: the worker accepted them before, or this is a worker."""
         self._last_problem = "no answer yet"
-        self._task: asyncio.Task[None] | None = None
+        self._run_task: asyncio.Task[None] | None = None
         self._warning_timer: asyncio.TimerHandle | None = None
         self._log_rate = LogRateLimiter()
 
@@ -127,7 +127,7 @@ class ReconnectingStream(ABC):
     def start(self) -> None:
         """Start to connect."""
         name = f"{self.method.lower()} at {self.address}"
-        self._task = report_errors(self._loop.create_task(self._run(), name=name))
+        self._run_task = report_errors(self._loop.create_task(self._run(), name=name))
         self._start_warning()
 
     def _start_warning(self) -> None:
@@ -136,7 +136,7 @@ class ReconnectingStream(ABC):
             self._warning_timer = self._loop.call_later(_WARN_AFTER_SECONDS, self._log_unreachable)
 
     def _log_unreachable(self) -> None:
-        if self._log_rate.due("unreachable"):
+        if self._log_rate.count_event("unreachable"):
             reason = f"{self._last_problem}; trying again"
             logger.warning("worker.unreachable", extra={"address": self.address, "reason": reason})
 
@@ -149,7 +149,7 @@ class ReconnectingStream(ABC):
     async def suspend(self) -> None:
         """Close the stream, at the end or for a fork; see tuplewire.connection.loop."""
         self._cancel_warning()
-        task, self._task = self._task, None
+        task, self._run_task = self._run_task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])  # its exception, if any, was reported by report_errors()
@@ -221,8 +221,8 @@ class ReconnectingStream(ABC):
             for task in background:
                 task.cancel()
             # With return_exceptions, only a cancellation of this task is raised here, not the tasks' own.
-            ended = await asyncio.gather(*background, return_exceptions=True)
-            for error in ended:
+            results = await asyncio.gather(*background, return_exceptions=True)
+            for error in results:
                 if error is not None and not isinstance(error, StreamBroken | asyncio.CancelledError):
                     raise error
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.connection.submission_queue import (
     MAX_SMALL_BYTES,
-    CallerCondition,
+    InterruptSafeCondition,
     Offer,
     SubmissionQueue,
     batches_of,
@@ -31,7 +31,7 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
-from tuplewire.session.send import SendWindow
+from tuplewire.session.send import SendSession
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import Overflow, SessionSettings
 from tuplewire.text.formatting import counted
@@ -50,7 +50,7 @@ class SendBuffer:
         settings: SessionSettings,
         events: SendEvents,
         wake: Callable[[], None],
-        problem: Callable[[], str],
+        get_problem_suffix: Callable[[], str],
     ) -> None:
         """Start empty.
 
@@ -61,7 +61,7 @@ class SendBuffer:
         self._settings = settings
         self._events = events
         self.wake = wake
-        self._problem = problem
+        self._problem = get_problem_suffix
         self.closing = self.ended = False
         """True if no more messages are accepted; true if pending ones were also dropped or withdrawn."""
         self.close_reason = ""
@@ -69,12 +69,12 @@ class SendBuffer:
         self.failure: TuplewireError | None = None
         """The error that closed the session."""
         self.lock = threading.RLock()  # a signal handler may send while this thread sends
-        self.changed = CallerCondition(self.lock)
-        self.window = SendWindow(settings)
+        self.changed = InterruptSafeCondition(self.lock)
+        self.window = SendSession(settings)
         self.refused = RefusedMessages(address)
         self.wants_acks = False
         """True if a caller waits for acknowledgements."""
-        self.loop_thread = 0
+        self.loop_thread_id = 0
         """The identifier of the event loop's thread, once the session has started."""
         self.submitted = SubmissionQueue()
         self.offers: list[Offer] = []
@@ -147,7 +147,7 @@ class SendBuffer:
             and 0 <= task <= MAX_TASK
             and len(payload) <= submitted.max_small_bytes
             # 1. and 2. in SubmissionQueue. It explains why the number of entries is read first.
-            and (len(entries) < submitted.entry_limit or self._has_space_for(task))
+            and (len(entries) < submitted.any_task_entry_limit or self._has_space_for(task))
         ):
             entries.append((task, source, payload))
             # After an interrupt at this point, notified_pass is unchanged, and the next call wakes the loop.
@@ -221,7 +221,7 @@ class SendBuffer:
         if not groups:
             return True
         # 1. The window accepts messages directly, so less space is free than was published to other threads.
-        if threading.get_ident() == self.loop_thread:
+        if threading.get_ident() == self.loop_thread_id:
             if self.submitted.entries or self.offers:
                 self.move_submitted()
             if self.submitted.total_entry_limit:
@@ -304,12 +304,12 @@ class SendBuffer:
     @property
     def pending_messages(self) -> int:
         """The number of messages that are accepted but not settled."""
-        return self.window.messages + self.submitted.pending
+        return self.window.messages + self.submitted.submitted_messages
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of this session."""
         with self.lock:
-            ledger, submitted = self.window.ledger(), self.submitted.pending
+            ledger, submitted = self.window.ledger(), self.submitted.submitted_messages
             return replace(ledger, accepted=ledger.accepted + submitted, pending=ledger.pending + submitted)
 
     # --- for the event loop ---------------------------------------------------------------------

@@ -16,14 +16,14 @@ from typing import Any
 from tuplewire.connection.ack_handler import AckHandler
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.pacer import Pacer
-from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
+from tuplewire.connection.reconnecting_stream import Identity, ReconnectingSession
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.stream import ClientStream, ProbeTimer, StreamOpener
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refusal_error
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import SendCounts
 from tuplewire.session.pressure import ReportedLoads, SendingPressure
-from tuplewire.session.send import SendWindow
+from tuplewire.session.send import SendSession
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import PROTOCOL_VERSION, AckMode, SessionSettings
 from tuplewire.text.events import event_logger
@@ -36,7 +36,7 @@ logger = event_logger(__name__)
 _GOODBYE_SECONDS = 1.0
 
 
-class SendingEnd(ReconnectingStream):
+class SendingEnd(ReconnectingSession):
     """Sends the messages of its buffer, which is thread-safe for callers, to one worker."""
 
     method = "Send"
@@ -86,7 +86,7 @@ class SendingEnd(ReconnectingStream):
         On the loop the writer is woken directly: a worker's message waits one turn less.
         """
         buffer = self.buffer
-        if threading.get_ident() == buffer.loop_thread:
+        if threading.get_ident() == buffer.loop_thread_id:
             self._write_event.set()
             if not self.connected:  # no frame is written
                 self._pressure.refresh(connected=False)
@@ -115,11 +115,11 @@ class SendingEnd(ReconnectingStream):
 
     def problem(self) -> str:
         """Return `; ADDRESS is not connected: REASON` as the end of an error; empty if it is reachable."""
-        is_reachable = self.connected or (self.counts.connections and not self.ack_handler.receiver_lost)
+        is_reachable = self.connected or (self.counts.connections and not self.ack_handler.disconnected)
         return "" if is_reachable else f"; {self.address} is {self.connection_state}"
 
     @property
-    def window(self) -> SendWindow:
+    def window(self) -> SendSession:
         """The send window, with all submitted messages."""
         with self._lock:
             self.buffer.move_submitted()
@@ -134,7 +134,7 @@ class SendingEnd(ReconnectingStream):
     # --- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.buffer.loop_thread = threading.get_ident()
+        self.buffer.loop_thread_id = threading.get_ident()
         super().start()
 
     # The first of these calls to stop waiting decides about the pending messages:
@@ -145,7 +145,7 @@ class SendingEnd(ReconnectingStream):
 
     async def close_async(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements; then send the goodbye, or drop the others at the timeout."""
-        await self._finish(timeout)
+        await self._settle_and_say_goodbye(timeout)
         await self._end()  # 1.
 
     async def withdraw(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
@@ -154,7 +154,7 @@ class SendingEnd(ReconnectingStream):
         The ledger then no longer counts them as accepted. Messages that may have arrived nevertheless are
         marked as redelivered. A second call returns an empty list.
         """
-        await self._finish(timeout)
+        await self._settle_and_say_goodbye(timeout)
         # Another call was first, and has dropped or returned the messages.
         if self.buffer.ended:
             return []
@@ -163,14 +163,14 @@ class SendingEnd(ReconnectingStream):
         self._refresh()
         return withdrawn
 
-    async def _finish(self, timeout: float) -> None:
+    async def _settle_and_say_goodbye(self, timeout: float) -> None:
         self.buffer.stop_accepting()
         await self.buffer.wait_settled(timeout)
         # The goodbye follows the last acknowledgement: the receiver then forgets the session.
-        if self.connected and not self.buffer.pending_messages and self._task is not None:
+        if self.connected and not self.buffer.pending_messages and self._run_task is not None:
             self.is_closed = True
             self._write_event.set()
-            await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
+            await asyncio.wait([self._run_task], timeout=_GOODBYE_SECONDS)
 
     async def _end(self) -> None:
         if not self.buffer.ended:
@@ -257,7 +257,7 @@ class SendingEnd(ReconnectingStream):
             incarnation=identity.incarnation,
             kind=pb.PEER_KIND_WORKER if identity.is_worker else pb.PEER_KIND_CLIENT,
             ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
-            acknowledged_sequence=self._window.acknowledged,
+            acknowledged_sequence=self._window.acked_frame,
             session_id=self._window.session_id,
             draining=self._events.is_draining(),
             expected_worker_id=self.expected_worker_id,
@@ -311,7 +311,7 @@ class SendingEnd(ReconnectingStream):
                 return
             if self._probe_due:
                 self._probe_due = False
-                probe = pb.Probe(acknowledged_sequence=self._window.acknowledged)
+                probe = pb.Probe(acknowledged_sequence=self._window.acked_frame)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
             if not self.ack_handler.watch_list_sent:
                 watched = self.ack_handler.take_watch_list()

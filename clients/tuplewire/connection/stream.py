@@ -2,7 +2,7 @@
 
 A transport provides streams. When a stream breaks, the session opens another one and resumes. So a stream may
 break at any time, but the messages that it delivers must be complete and in order. Used by SendingEnd,
-ConsumerStream and transports. Owns buffers. Call only from the event loop. Design: docs/design/sessions.md.
+ConsumingEnd and transports. Owns buffers. Call only from the event loop. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class ProbeTimer:
     async def run(self, probe: Callable[[], None]) -> None:
         """Call `probe` each time that PROBE_SECONDS have passed without an update."""
         while True:
-            if (left := self._next_probe - self._clock()) > 0:
-                await asyncio.sleep(left)
+            if (remaining := self._next_probe - self._clock()) > 0:
+                await asyncio.sleep(remaining)
             else:
                 self.reset()
                 probe()

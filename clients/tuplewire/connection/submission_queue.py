@@ -23,7 +23,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TypeVar, cast
 
-from tuplewire.connection.green_threads import LIBRARIES, refuse_green_threads
+from tuplewire.connection.green_threads import GREEN_THREAD_LIBRARIES, refuse_green_threads
 from tuplewire.connection.loop import is_on_messaging_loop
 from tuplewire.values.group import TaskGroup
 
@@ -50,7 +50,7 @@ class Offer:
 class SubmissionQueue:
     """The submitted batches and single messages in order, and the number that may be appended without a lock.
 
-    1. With fewer entries than `entry_limit`, any thread may append a small single message to any task.
+    1. With fewer entries than `any_task_entry_limit`, any thread may append a small message to any task.
     2. With fewer entries than `total_entry_limit`, it may do so if the task is below its own limit.
     3. Everything else is counted first, and needs the send buffer's lock.
 
@@ -61,7 +61,7 @@ class SubmissionQueue:
 
     def __init__(self) -> None:
         self.entries: list[Single | Batch] = []
-        self.entry_limit = self.total_entry_limit = 0
+        self.any_task_entry_limit = self.total_entry_limit = 0
         self.extra_messages = 0
         """A lower bound for the number of messages minus the number of entries."""
         self.max_small_bytes = 0
@@ -88,7 +88,7 @@ class SubmissionQueue:
                 for group in entry:
                     messages += group.count
                     size += group.size_bytes
-                    by_flow[group.flow] = by_flow.get(group.flow, 0) + group.count
+                    by_flow[group.flow_id] = by_flow.get(group.flow_id, 0) + group.count
                 self.extra_messages += messages - 1
             else:
                 task, _, payload = entry
@@ -103,11 +103,11 @@ class SubmissionQueue:
         more = min(messages, size_bytes // MAX_SMALL_BYTES)  # as if every message had the largest small size
         self.max_small_bytes = min(MAX_SMALL_BYTES, max_bytes)
         self.total_entry_limit = self._counted + more
-        self.entry_limit = self._counted + min(more, task_messages)
+        self.any_task_entry_limit = self._counted + min(more, task_messages)
 
     def publish_no_space(self) -> None:
         """Publish that there is no free space, or that it is unknown: the next caller must count."""
-        self.entry_limit = self.total_entry_limit = 0
+        self.any_task_entry_limit = self.total_entry_limit = 0
 
     def add(self, groups: Iterable[TaskGroup]) -> None:
         """Append a batch in one step; with the lock."""
@@ -115,7 +115,7 @@ class SubmissionQueue:
         self.entries.append(list(groups))
 
     @property
-    def pending(self) -> int:
+    def submitted_messages(self) -> int:
         """The number of messages in the queue, counted without the lock."""
         entries = list(self.entries)
         return sum(sum(map(len, each)) if isinstance(each, list) else 1 for each in entries)
@@ -149,7 +149,7 @@ def _groups_of(singles: Sequence[Single]) -> list[TaskGroup]:
 _TASK, _SOURCE, _PAYLOAD = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
-class CallerCondition(threading.Condition):
+class InterruptSafeCondition(threading.Condition):
     """A condition with a lock that the caller still holds after an interrupt.
 
     1. In threading.Condition, an interrupt may end a wait without the lock: acquire the lock again.
@@ -195,7 +195,7 @@ class CallerCondition(threading.Condition):
 
     def wait_for(self, predicate: Callable[[], _Result], timeout: float | None = None) -> _Result:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        if any(map(sys.modules.__contains__, LIBRARIES)):
+        if any(map(sys.modules.__contains__, GREEN_THREAD_LIBRARIES)):
             refuse_green_threads()
         # 3. This is possible in a logging handler, for example.
         if is_on_messaging_loop():

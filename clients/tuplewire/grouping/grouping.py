@@ -22,7 +22,7 @@ from typing import Any
 from tuplewire.errors import ConfigError
 from tuplewire.values.group import check_task
 
-REMEMBERED_KEYS = 65_536
+MAX_CACHED_KEYS = 65_536
 """The maximum number of recent keys for which an object caches the task."""
 
 
@@ -126,7 +126,7 @@ def explain_unhashable(keys: Iterable[Key]) -> Iterator[None]:
         raise
 
 
-class Fields(SingleGrouping):
+class FieldsGrouping(SingleGrouping):
     """A grouping that sends equal keys (values of fields) to the same task, from all processes.
 
     The task depends only on the key and the order of the tasks. An object caches the tasks of recent keys.
@@ -134,7 +134,7 @@ class Fields(SingleGrouping):
 
     def __init__(self, tasks: Iterable[int]) -> None:
         super().__init__(tasks)
-        self._task_of = lru_cache(REMEMBERED_KEYS)(self._pick_task)
+        self._task_of = lru_cache(MAX_CACHED_KEYS)(self._pick_task)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
         with explain_unhashable(keys):
@@ -150,7 +150,7 @@ shuffle = RingGrouping
 `start` is the first position. With different start positions, several senders spread evenly from the start.
 """
 
-fields = Fields
+fields = FieldsGrouping
 """The fields grouping: equal keys are sent to the same task, from all processes."""
 
 

@@ -39,8 +39,8 @@ _MIN_WEIGHT = 1e-3
 _ADMISSION_LAG = 0.3
 """The share of the distance to its target that an admission moves at each refresh, from 0 to 1."""
 
-_RING = 1000
-_PLACES_PER_TASK = 10
+_MIN_RING_PLACES = 1000
+_MIN_PLACES_PER_TASK = 10
 """The minimum number of places on the ring, in total and for each task. They set the precision of shares."""
 
 
@@ -65,11 +65,11 @@ class LoadAwareShuffle(RingGrouping):
 
     def refresh(self) -> None:
         """Read the current loads and distances, and move the shares one step toward their targets."""
-        near = self._context.locality()
+        localities = self._context.locality()
         tiers = [
             (tier, members)
             for tier in Locality
-            if (members := [task for task in self.tasks if near.get(task, Locality.EVERYTHING) is tier])
+            if (members := [task for task in self.tasks if localities.get(task, Locality.EVERYTHING) is tier])
         ]
         loads = self._loads()
         self._update_admissions(tiers, loads)
@@ -77,7 +77,7 @@ class LoadAwareShuffle(RingGrouping):
         weights = {
             task: self._weight[task] * self._admission[tier] for tier, tasks in tiers for task in tasks
         }
-        self.turn_to(_ring([(task, weights[task]) for task in self.tasks]))
+        self.turn_to(_build_ring([(task, weights[task]) for task in self.tasks]))
 
     def _loads(self) -> dict[int, float]:
         reported = self._context.loads()
@@ -104,12 +104,12 @@ class LoadAwareShuffle(RingGrouping):
         """
         least = [(tier, min(loads[task] for task in members)) for tier, members in tiers]
         for tier, members in tiers:
-            measure = min(load for other, load in least if other <= tier)
+            reference_load = min(load for other, load in least if other <= tier)
             for other, load in least:
-                if other > tier and load < measure:
-                    measure -= self._admission[other] * (measure - load)
+                if other > tier and load < reference_load:
+                    reference_load -= self._admission[other] * (reference_load - load)
             for task in members:
-                pull = 1 / (1 + ((loads[task] - measure) / TOLERANCE) ** 2)
+                pull = 1 / (1 + ((loads[task] - reference_load) / TOLERANCE) ** 2)
                 weight = self._weight[task] ** (1 - _RECOVERY_STRENGTH) * pull**_LOAD_STRENGTH
                 self._weight[task] = max(weight, _MIN_WEIGHT)  # a weight of 0 could never recover
 
@@ -117,9 +117,9 @@ class LoadAwareShuffle(RingGrouping):
 _Tier = tuple[Locality, list[int]]
 
 
-def _ring(weights: Sequence[tuple[int, float]]) -> list[int]:
+def _build_ring(weights: Sequence[tuple[int, float]]) -> list[int]:
     """Build a ring in which each task has places in proportion to its weight, spread evenly."""
-    places = len(weights) * max(ceil(_RING / len(weights)), _PLACES_PER_TASK)
+    places = len(weights) * max(ceil(_MIN_RING_PLACES / len(weights)), _MIN_PLACES_PER_TASK)
     total = sum(weight for _, weight in weights)
     ends = accumulate((weight * places / total for _, weight in weights), initial=0.0)
     stops = [round(end) for end in ends]

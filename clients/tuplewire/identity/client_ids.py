@@ -13,5 +13,5 @@ def new_client_id() -> str:
     """Return a unique id: script, host, process, 8 random characters, as containers may share the rest."""
     script = Path(next(iter(sys.argv), ""))
     name = script.parent.name if script.name == "__main__.py" else script.name.removeprefix("-c")
-    shown = f"{name[:64] or 'python'}@{socket.gethostname()}:{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    return shown.encode(errors="replace").decode()
+    client_id = f"{name[:64] or 'python'}@{socket.gethostname()}:{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return client_id.encode(errors="replace").decode()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import is_loopback, split_host_port
-from tuplewire.settings.settings import FILE, FLAG, Kind, Settings, setting
+from tuplewire.settings.settings import BOOLEAN, FILE, Kind, Settings, setting
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -77,7 +77,7 @@ class Credentials(Settings):
         NAMES, (), "names in workers' certificates, comma-separated (default: the host of the address)"
     )
     token_file: str | None = setting(FILE, None, "file with the token to present (the first one)")
-    allow_plaintext: bool = setting(FLAG, False, "also send the token to other machines without TLS")
+    allow_plaintext: bool = setting(BOOLEAN, False, "also send the token to other machines without TLS")
 
     def _check(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -101,7 +101,7 @@ class Credentials(Settings):
             )
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def tls_files(self) -> tuple[Path, ...]:
         """The TLS files that are set."""
         named = (self.tls_ca, self.tls_certificate, self.tls_key)
         return tuple(Path(name) for name in named if name is not None)

@@ -26,7 +26,7 @@ AUTHORIZATION_KEY = "authorization"
 MIN_LENGTH, MAX_LENGTH = 16, 4096
 """Limits for a token, in characters. gRPC accepts metadata of 8 KiB."""
 _SCHEME = "Bearer "
-_ATTEMPTS = 10
+_MAX_READS = 10
 UNREADABLE = "name a file that this process may read"
 """The advice in errors about a file that is missing, a folder, or not readable."""
 
@@ -121,7 +121,7 @@ class WatchedFiles(Generic[_Value]):
 
     def _read(self, states: _FileStates) -> ConfigError | None:
         """Read the files; return the error if their content is invalid."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_READS):
             problem = None
             try:
                 value = self._load()

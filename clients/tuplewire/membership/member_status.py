@@ -13,7 +13,7 @@ class Phase(enum.StrEnum):
 
     JOINED = "joined"
     """It answers, and has tasks or may get some."""
-    SILENT = "silent"
+    UNRESPONSIVE = "silent"
     """It does not answer. It keeps its tasks until `expire_seconds` have passed."""
     LEAVING = "leaving"
     """It drains, or is no longer listed. Its tasks belong to other workers; it forwards its messages."""
@@ -43,8 +43,8 @@ class MemberStatus:
 
     def __str__(self) -> str:
         moving = f"{self.moving} moving" if self.moving else ""
-        said = [self.address, self.phase.value, counted(len(self.tasks), "task"), self.worker_id, self.name]
-        return "  ".join(filter(None, [*said, self.release, moving, self.problem]))
+        parts = [self.address, self.phase.value, counted(len(self.tasks), "task"), self.worker_id, self.name]
+        return "  ".join(filter(None, [*parts, self.release, moving, self.problem]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class MembershipStatus:
     Attributes:
         version: The current assignment's; 0: none yet.
         unassigned: Tasks without a worker.
-        settled: Every registered worker has its share and the current assignment, and no task is moving.
+        stable: Every registered worker has its share and the current assignment, and no task is moving.
         ended: The reason why the membership has stopped; empty while it runs.
     """
 
@@ -62,11 +62,11 @@ class MembershipStatus:
     version: int
     workers: tuple[MemberStatus, ...]
     unassigned: tuple[int, ...]
-    settled: bool
+    stable: bool
     ended: str = ""
 
     @property
-    def joined(self) -> int:
+    def joined_count(self) -> int:
         """The number of workers that have tasks or may get some."""
         return sum(worker.phase is Phase.JOINED for worker in self.workers)
 
@@ -78,12 +78,12 @@ class MembershipStatus:
         return html_table(self._head(), ("address", "phase", "tasks", "moving", "worker", "problem"), rows)
 
     def _head(self) -> str:
-        head = f"topology {self.topology}: assignment {self.version}, {counted(self.joined, 'worker')}"
+        head = f"topology {self.topology}: assignment {self.version}, {counted(self.joined_count, 'worker')}"
         if self.unassigned:
             head += f", {counted(len(self.unassigned), 'task')} at no worker"
         if self.ended:
             head += f", ended: {self.ended}"
-        return head + (", settled" if self.settled else "")
+        return head + (", settled" if self.stable else "")
 
     def __str__(self) -> str:
         return "\n".join([self._head(), *(f"  {worker}" for worker in self.workers)])

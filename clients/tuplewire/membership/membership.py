@@ -99,7 +99,7 @@ class Membership:
             min_workers=min_workers,
             expire_seconds=expire_seconds,
         )
-        self._listed: Mapping[str, str] = {}
+        self._owner_of: Mapping[str, str] = {}
         self._problem = ""
         """The reason why the last discovery of the workers failed; empty if it succeeded."""
         self._changed = threading.Condition()
@@ -122,7 +122,7 @@ class Membership:
 
     def __repr__(self) -> str:
         status = self.status()
-        return f"<Membership {status.topology}: assignment {status.version}, {status.joined} workers>"
+        return f"<Membership {status.topology}: assignment {status.version}, {status.joined_count} workers>"
 
     def close(self) -> None:
         """Stop polling the workers; the assignment stays valid. A second call does nothing."""
@@ -151,10 +151,10 @@ class Membership:
             ClosedError: The membership has stopped; the error has the reason.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._status.ended or self._is_registered(min_workers), timeout)
+            self._changed.wait_for(lambda: self._status.ended or self._is_ready(min_workers), timeout)
             if self._status.ended:
                 raise ClosedError(f"the membership has stopped: {self._status.ended}")
-            if not self._is_registered(min_workers):
+            if not self._is_ready(min_workers):
                 hint = f"; where they are is not known: {self._problem}" if self._problem else ""
                 raise UnreachableError(
                     f"no settled membership with {min_workers} workers after {timeout:g} s: start one next "
@@ -162,8 +162,8 @@ class Membership:
                 )
             return self._status
 
-    def _is_registered(self, min_workers: int) -> bool:
-        return self._status.settled and self._status.joined >= min_workers
+    def _is_ready(self, min_workers: int) -> bool:
+        return self._status.stable and self._status.joined_count >= min_workers
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Membership:
                     reason = self._registry.superseded_reason
                     return
                 # Poll faster until all is settled: a task moves for balance only after its last move.
-                self._closing.wait(self._poll_seconds if self._status.settled else self._poll_seconds / 5)
+                self._closing.wait(self._poll_seconds if self._status.stable else self._poll_seconds / 5)
         except BaseException as error:
             logger.exception("membership.failed")
             reason = f"a defect: {error!r}"
@@ -191,9 +191,9 @@ class Membership:
         self._find_workers()
         registry = self._registry
         # Poll workers that are no longer listed, too: they still need each assignment to forward messages.
-        addresses = dict.fromkeys([*self._listed, *registry.addresses])
+        addresses = dict.fromkeys([*self._owner_of, *registry.addresses])
         clients.close_except(addresses)
-        registry.apply_poll(time.monotonic(), self._listed, clients.call_all(addresses, self._fetch_report))
+        registry.apply_poll(time.monotonic(), self._owner_of, clients.call_all(addresses, self._fetch_report))
         registry.decide()
         assignment = registry.current
         if assignment is not None:
@@ -212,12 +212,12 @@ class Membership:
     def _fetch_report(self, client: ControlClient) -> WorkerReport:
         status = client.status(max_tasks=0, membership_poll_seconds=self._poll_seconds)
         foreign = self._registry.may_be_foreign(client.address, status.assignment_version)
-        return status, client.assignment() if foreign else None
+        return status, client.get_assignment() if foreign else None
 
     def _find_workers(self) -> None:
         """Request the workers' addresses; keep the previous ones if that fails."""
         try:
-            self._listed = _checked_addresses(self._workers() if callable(self._workers) else self._workers)
+            self._owner_of = _checked_addresses(self._workers() if callable(self._workers) else self._workers)
             self._problem = ""
         except (TuplewireError, OSError) as error:
             if not self._problem:

@@ -39,14 +39,14 @@ class _Member:
     """The last version of this program that the worker's current incarnation accepted."""
 
     @property
-    def leaving(self) -> bool:
+    def is_leaving(self) -> bool:
         return not self.is_listed or self.status.state in _LEAVING_STATES
 
     @property
     def phase(self) -> Phase:
-        if self.leaving:
+        if self.is_leaving:
             return Phase.LEAVING
-        return Phase.SILENT if self.problem else Phase.JOINED
+        return Phase.UNRESPONSIVE if self.problem else Phase.JOINED
 
     @property
     def peer_address(self) -> str:
@@ -115,7 +115,7 @@ class Registry:
         listed: the addresses and their owners. answers: one for each, and for each of `addresses`.
         """
         for member in self._members.values():
-            if not member.leaving and member.address not in listed:
+            if not member.is_leaving and member.address not in listed:
                 self.events.append(("worker.leaving", member.log_fields(reason="it is no longer listed")))
             member.is_listed = member.address in listed
         self._absent = {address: each for address, each in self._absent.items() if address in listed}
@@ -142,16 +142,16 @@ class Registry:
         member = self._members.get(address)
         if member is None:
             if name is not None:
-                self._not_registered(address, name, problem)
+                self._record_absent(address, name, problem)
             return
-        known, member.problem = member.problem, problem
-        if not known:
+        previous_problem, member.problem = member.problem, problem
+        if not previous_problem:
             member.unresponsive_since = now  # not earlier: this program may have been stopped, without polls
-        if member.leaving:
+        if member.is_leaving:
             self._forget(member, "worker.left")
         elif now - member.unresponsive_since >= self.expire_seconds:
             self._forget(member, "worker.expired")
-        elif not known:
+        elif not previous_problem:
             self.events.append(("worker.unresponsive", member.log_fields(reason=problem)))
 
     def _forget(self, member: _Member, event: str) -> None:
@@ -161,10 +161,10 @@ class Registry:
         if member.is_listed:
             self._absent[member.address] = (member.name, member.problem)
 
-    def _not_registered(self, address: str, name: str, problem: str) -> None:
+    def _record_absent(self, address: str, name: str, problem: str) -> None:
         if address not in self._absent:
-            about = {"worker": "", "address": address, "owner": name, "reason": problem}
-            self.events.append(("worker.not_registered", about))
+            fields = {"worker": "", "address": address, "owner": name, "reason": problem}
+            self.events.append(("worker.not_registered", fields))
         self._absent[address] = (name, problem)
 
     def _apply_status(
@@ -172,7 +172,7 @@ class Registry:
     ) -> None:
         before = self._members.get(address)
         if before is not None and before.status.incarnation == status.incarnation:
-            if status.state in _LEAVING_STATES and not before.leaving:
+            if status.state in _LEAVING_STATES and not before.is_leaving:
                 self.events.append(("worker.leaving", before.log_fields(reason="it drains")))
             before.status, before.problem = status, ""
             return
@@ -181,18 +181,18 @@ class Registry:
             if before is not None:
                 self._forget(before, "worker.left")
             return
-        if problem := self._problem_of(address, status):
+        if problem := self._check_registration(address, status):
             if before is not None:
                 before.problem = problem
                 self._forget(before, "worker.left")
-            self._not_registered(address, name, problem)
+            self._record_absent(address, name, problem)
             return
         self._absent.pop(address, None)
         member = self._members[address] = _Member(address, name, status, now)
         event = "worker.registered" if before is None else "worker.restarted"
         self.events.append((event, member.log_fields(release=status.version)))
 
-    def _problem_of(self, address: str, status: control_pb2.GetStatusResponse) -> str:
+    def _check_registration(self, address: str, status: control_pb2.GetStatusResponse) -> str:
         """Return the reason why a worker cannot be registered; empty if it can."""
         # An adopted worker that drains must learn the new owners of its tasks, to forward its messages.
         if status.state in _LEAVING_STATES and address not in self._members:
@@ -206,7 +206,7 @@ class Registry:
         duplicate = next((each for each in twins if each.address != address), None)
         if duplicate is None:
             return ""
-        if duplicate.problem or duplicate.leaving:  # its id is free: it does not answer, or leaves
+        if duplicate.problem or duplicate.is_leaving:  # its id is free: it does not answer, or leaves
             self._forget(duplicate, "worker.left")
             return ""
         return (
@@ -245,8 +245,8 @@ class Registry:
         It may be based on an earlier assignment than the current one, or have the same version as a new one.
         decide() then issues a version above both.
         """
-        ours = any(list(known.workers) == list(theirs.workers) for known in self._issued)
-        if not ours or theirs.inactive == self.spouts_inactive:
+        is_known = any(list(known.workers) == list(theirs.workers) for known in self._issued)
+        if not is_known or theirs.inactive == self.spouts_inactive:
             return False
         self.spouts_inactive = theirs.inactive
         self._issued.append(theirs)
@@ -267,20 +267,20 @@ class Registry:
         if self.superseded_reason:
             return None
         members = list(self._members.values())
-        able = [each.address for each in members if each.phase is Phase.JOINED]
-        if not self.version and len(able) < max(1, self.min_workers):
+        candidates = [each.address for each in members if each.phase is Phase.JOINED]
+        if not self.version and len(candidates) < max(1, self.min_workers):
             return None
-        if able:
-            staying = {each.address for each in members if not each.leaving}
+        if candidates:
+            staying = {each.address for each in members if not each.is_leaving}
             held = {task: address for task, address in self._worker_of.items() if address in staying}
-            held = fill(self.tasks, able, held)
+            held = fill(self.tasks, candidates, held)
             # Move for balance only if all workers have the current assignment, and not in the same step as
             # tasks of leaving workers.
             if self._is_distributed():
                 if not self._is_moving():
                     self._recently_moved.clear()
                 if held == self._worker_of:
-                    held = rebalance(self.tasks, able, held, self._recently_moved)
+                    held = rebalance(self.tasks, candidates, held, self._recently_moved)
             self._recently_moved |= {
                 task for task, address in held.items() if self._worker_of.get(task, address) != address
             }
@@ -375,7 +375,7 @@ class Registry:
             version=self.version,
             workers=(*workers, *absent),
             unassigned=tuple(task for task in self.tasks if task not in self._worker_of),
-            settled=self._is_distributed()
+            stable=self._is_distributed()
             and not self._is_moving()
             and bool(counts)
             and max(counts) - min(counts) <= 1,

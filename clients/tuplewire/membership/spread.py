@@ -34,18 +34,18 @@ def rebalance(
         if current.get(task) in own:
             own[current[task]].append(task)
     pins = {worker: sum(task in pinned for task in had) for worker, had in own.items()}
-    sharing, left = list(own), len(tasks)
+    sharing, n_remaining = list(own), len(tasks)
     # Set workers aside that have more pinned tasks than their share, until the others can share evenly.
     while True:
-        share, more = divmod(left, max(1, len(sharing)))
+        share, remainder = divmod(n_remaining, max(1, len(sharing)))
         full = [each for each in sharing if pins[each] > share]
-        if len(full) <= more and all(pins[each] == share + 1 for each in full):
+        if len(full) <= remainder and all(pins[each] == share + 1 for each in full):
             break
-        left -= sum(pins[each] for each in full)
+        n_remaining -= sum(pins[each] for each in full)
         sharing = [each for each in sharing if each not in full]
     sharing.sort(key=lambda worker: (worker not in full, -len(own[worker])))
-    keeps = {worker: share + (rank < more) for rank, worker in enumerate(sharing)}
+    quota = {worker: share + (rank < remainder) for rank, worker in enumerate(sharing)}
     kept = {
-        task: worker for worker, had in own.items() for task in had[: max(keeps.get(worker, 0), pins[worker])]
+        task: worker for worker, had in own.items() for task in had[: max(quota.get(worker, 0), pins[worker])]
     }
     return fill(tasks, workers, kept)

@@ -31,7 +31,7 @@ class LaunchError(TuplewireError):
     """A process did not start, or failed. If it has written a log, the message contains its end."""
 
 
-def private_directory(max_bytes: int = 4096) -> str:
+def make_private_directory(max_bytes: int = 4096) -> str:
     """Create a directory with mode 0700 and a path of at most max_bytes; the caller removes it.
 
     Tries the directory for temporary files, XDG_RUNTIME_DIR and /tmp. Raises ConfigError if none works.
@@ -61,7 +61,7 @@ class Command:
 
     name: str
     arguments: Sequence[str]
-    log: Path
+    log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
 
@@ -85,7 +85,7 @@ class Child:
         if user is not None:
             environment.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
         try:
-            with command.log.open("ab") as log:
+            with command.log_path.open("ab") as log:
                 self._process = subprocess.Popen(
                     command.arguments,
                     stdin=subprocess.PIPE,
@@ -104,7 +104,7 @@ class Child:
                 raise LaunchError(
                     f"{command.name} cannot be started: {error}; give its user the right to read and run that"
                 ) from error
-            raise not_permitted(command.name, user.pw_name) from error
+            raise not_permitted_error(command.name, user.pw_name) from error
         except OSError as error:
             raise LaunchError(f"{command.name} cannot be started: {error}") from error
 
@@ -145,7 +145,7 @@ class Child:
 
     def log_tail(self) -> str:
         """Return the last lines of the log, for an error message."""
-        text = self.command.log.read_text(encoding="utf-8", errors="replace")
+        text = self.command.log_path.read_text(encoding="utf-8", errors="replace")
         lines = text.splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self.command.name}:", *lines])
 
@@ -161,9 +161,9 @@ def find_user(name: str) -> pwd.struct_passwd:
         ) from error
 
 
-def not_permitted(what: str, user: str) -> LaunchError:
+def not_permitted_error(process: str, user: str) -> LaunchError:
     """Return the error for a process of another user, without the right to start it."""
     return LaunchError(
-        f"{what} cannot run as {user}: only root may start processes of other users; "
+        f"{process} cannot run as {user}: only root may start processes of other users; "
         "run this as root, or set supervisor.run.worker.as.user to false"
     )

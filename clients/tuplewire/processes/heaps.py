@@ -10,7 +10,7 @@ from collections.abc import Callable
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """glibc's numbers for the options."""
 _KEPT_BYTES = 16 * 1024 * 1024
-_LARGE_BYTES = 32 * 1024 * 1024
+_MAX_MMAP_THRESHOLD = 32 * 1024 * 1024
 """The largest threshold that glibc accepts."""
 _mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
 """glibc's function that sets an option; None with another C library."""
@@ -32,7 +32,7 @@ def reuse_buffers(kept_bytes: int = _KEPT_BYTES) -> None:
     the system immediately. New pages then cost more than the copy itself.
     """
     _set("MALLOC_TRIM_THRESHOLD_", _TRIM_THRESHOLD, kept_bytes)
-    _set("MALLOC_MMAP_THRESHOLD_", _MMAP_THRESHOLD, _LARGE_BYTES)
+    _set("MALLOC_MMAP_THRESHOLD_", _MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
 
 
 def share_with_arrow() -> None:

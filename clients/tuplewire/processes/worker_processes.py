@@ -22,7 +22,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.processes.child import Child, Command, LaunchError, private_directory
+from tuplewire.processes.child import Child, Command, LaunchError, make_private_directory
 from tuplewire.settings.config import SessionKeywords, expand_settings
 from tuplewire.values.task_ids import parse_tasks
 from tuplewire.wire import control_pb2
@@ -31,7 +31,7 @@ _START_SECONDS = 30.0
 _READY_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 _POLL_SECONDS = 0.02
-_MAX_SOCKET_PATH = 100
+_MAX_SOCKET_PATH_BYTES = 100
 """The maximum path length; the kernel accepts 107 bytes for the path of a Unix socket."""
 _NO_CREDENTIALS = Credentials()
 
@@ -48,7 +48,7 @@ class Endpoint:
     peer_address: str = ""
     """Its address for other workers, if it differs from `address`."""
 
-    def assigned(self, tasks: Iterable[int]) -> control_pb2.AssignedWorker:
+    def to_assigned_worker(self, tasks: Iterable[int]) -> control_pb2.AssignedWorker:
         """Return the worker with its tasks, for an assignment."""
         return control_pb2.AssignedWorker(
             worker_id=self.worker_id, address=self.address, peer_address=self.peer_address, tasks=tasks
@@ -118,7 +118,7 @@ class WorkerProcesses:
             for index in range(self._count):
                 self._children.append(Child(self._command(index)))
             self.endpoints = [
-                wait_for_bound(child, child.command.log.with_suffix(".json"), deadline)
+                wait_for_addresses(child, child.command.log_path.with_suffix(".json"), deadline)
                 for child in self._children
             ]
         except BaseException:
@@ -128,8 +128,8 @@ class WorkerProcesses:
     def _command(self, index: int) -> Command:
         log = self.log_path(index)
         socket = log.with_suffix(".sock")
-        if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:  # the given directory may have a long path
-            socket = self._temporary_directory(_MAX_SOCKET_PATH - len("/worker.sock")) / "worker.sock"
+        if len(os.fsencode(socket)) > _MAX_SOCKET_PATH_BYTES:  # the given directory may have a long path
+            socket = self._temporary_directory(_MAX_SOCKET_PATH_BYTES - len("/worker.sock")) / "worker.sock"
         arguments = worker_command(
             log.stem,
             self.topology,
@@ -139,10 +139,10 @@ class WorkerProcesses:
             f"--address-file={log.with_suffix('.json')}",
             *self._flags,
         )
-        return Command(name=log.stem, arguments=arguments, log=log, environment=self._environment)
+        return Command(name=log.stem, arguments=arguments, log_path=log, environment=self._environment)
 
     def _temporary_directory(self, max_bytes: int = 4096) -> Path:
-        self._temporary_paths.append(Path(private_directory(max_bytes)))
+        self._temporary_paths.append(Path(make_private_directory(max_bytes)))
         return self._temporary_paths[-1]
 
     def log_path(self, index: int) -> Path:
@@ -165,7 +165,7 @@ class WorkerProcesses:
             UnreachableError: A worker is not ready in time.
         """
         self._version += 1
-        workers = (each.assigned(tasks.get(index, ())) for index, each in enumerate(self.endpoints))
+        workers = (each.to_assigned_worker(tasks.get(index, ())) for index, each in enumerate(self.endpoints))
         assignment = control_pb2.Assignment(version=self._version, topology=self.topology, workers=workers)
         children = {each.address: child for each, child in zip(self.endpoints, self._children, strict=True)}
         with ControlClients(partial(ControlClient, credentials=self._credentials)) as clients:
@@ -266,7 +266,7 @@ def worker_command(
     ]
 
 
-def wait_for_bound(worker: Child, file: Path, deadline: float) -> Endpoint:
+def wait_for_addresses(worker: Child, file: Path, deadline: float) -> Endpoint:
     """Wait until a worker has written its addresses to a file, and return them.
 
     deadline: in monotonic time. Raises LaunchError with the end of its log if it exits, or at the deadline.

@@ -11,7 +11,7 @@ from collections import deque
 QUICK_FRAMES = 4
 """The last of this many frames within QUICK_SECONDS requests an acknowledgement."""
 QUICK_SECONDS = 0.002
-MAX_UNREQUESTED = 32
+REQUEST_EVERY_FRAMES = 32
 """Every 32nd frame in a row requests an acknowledgement. At most two requests are outstanding: 64 frames."""
 
 
@@ -20,9 +20,9 @@ class AckRequestPolicy:
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=QUICK_FRAMES - 1)
-        self._unrequested = 0
+        self._frames_since_request = 0
 
-    def ack_due(self, now: float, *, urgent: bool = False) -> bool:
+    def ack_wanted(self, now: float, *, urgent: bool = False) -> bool:
         """Return True if the next frame must request an acknowledgement. Call this once for each frame.
 
         Args:
@@ -32,10 +32,10 @@ class AckRequestPolicy:
         times = self._times
         quick = len(times) == QUICK_FRAMES - 1 and now - times[0] <= QUICK_SECONDS
         times.append(now)
-        self._unrequested += 1
-        if not (urgent or quick or self._unrequested >= MAX_UNREQUESTED):
+        self._frames_since_request += 1
+        if not (urgent or quick or self._frames_since_request >= REQUEST_EVERY_FRAMES):
             return False
         # A new series starts. Otherwise each later frame within the same 2 ms would request one, too.
         times.clear()
-        self._unrequested = 0
+        self._frames_since_request = 0
         return True

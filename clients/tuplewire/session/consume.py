@@ -1,6 +1,6 @@
 """The consuming end of a Recv session: received and acknowledged messages, rejections, and credit.
 
-Used by the client's ConsumerStream, which drives a ConsumeWindow under a lock (consumer_stream.py), and by
+Used by the client's ConsumingEnd, which drives a ConsumeSession under a lock (consumer_stream.py), and by
 workers and Spark, which use Delivery. Owns each task's position and unanswered rejections. No I/O.
 Not thread-safe. Design: docs/design/credit.md; docs/design/acking.md for rejections.
 """
@@ -54,14 +54,14 @@ class RejectedMessage:
     """A message that a consumer rejects; see Rejection. `index` counts the messages of a batch from 0."""
 
     index: int
-    after_seconds: float
+    delay_seconds: float
     reason: str
-    wait: bool
+    blocks_task: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivedBatch:
-    """New messages for the consumer. Pass them to ConsumeWindow.acknowledge() once they are processed."""
+    """New messages for the consumer. Pass them to ConsumeSession.acknowledge() once they are processed."""
 
     generation: int
     deliveries: tuple[Delivery, ...]
@@ -69,7 +69,7 @@ class ArrivedBatch:
     """True if the acknowledgement must be sent immediately."""
     arrived_ns: int = 0
     """The time of arrival, in nanoseconds since 1970."""
-    window: ConsumeWindow | None = field(default=None, repr=False)
+    window: ConsumeSession | None = field(default=None, repr=False)
     """The window of the session they arrived in. Acknowledge them to this window."""
 
     @property
@@ -121,13 +121,13 @@ class _Position:
         rejection = Rejection(
             number=self.last_rejection,
             sequence=sequence,
-            after_millis=round(rejected.after_seconds * 1000),
+            after_millis=round(rejected.delay_seconds * 1000),
             reason=rejected.reason[:MAX_REASON_CHARS],
-            wait=rejected.wait,
+            wait=rejected.blocks_task,
         )
         self.rejections.append(rejection)
 
-    def take_rejections(self) -> tuple[list[Rejection], Rejection | None]:
+    def next_rejections(self) -> tuple[list[Rejection], Rejection | None]:
         """Mark the next rejections as reported; return them, and the first one beyond the limit, if any."""
         # Rejections are numbered without gaps, so the difference of two numbers is an index.
         start = max(0, self.reported_rejection - self.rejections[0].number + 1)
@@ -147,7 +147,7 @@ class _Position:
             self.held_bytes -= self.unacknowledged.popleft()[1]
 
 
-class ConsumeWindow:
+class ConsumeSession:
     """The state of one consumer's session, which may use several streams in turn. Not thread-safe."""
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
@@ -156,7 +156,7 @@ class ConsumeWindow:
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self.changed_tasks: dict[int, None] = {}
-        """The tasks of the cursors that take_changed() returns."""
+        """The tasks of the cursors that take_changed_cursors() returns."""
         self._reported_received: dict[int, int] = {}
         """The `received` sequence of each task in the last subscribe request, until it is answered."""
         self.worker_incarnation = 0
@@ -172,8 +172,8 @@ class ConsumeWindow:
         for task in self._subscribed_tasks:
             self._tasks.setdefault(task, _Position(0, 0, 0, reported_credit=self._prefetch_messages))
 
-    def on_connected(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
-        """Continue over a new stream, after the sequences in `starts`: (task, sequence) pairs.
+    def on_connected(self, worker_incarnation: int, received_sequences: Iterable[tuple[int, int]]) -> None:
+        """Continue over a new stream, after the sequences in `received_sequences`: (task, sequence) pairs.
 
         1. The worker is a different one: all tasks start again at its sequences.
         2. Another consumer had the task in between, or an awaited rejection is answered: the task starts
@@ -189,17 +189,17 @@ class ConsumeWindow:
             # 1. Each worker numbers the messages of a task itself.
             for task in self._tasks:
                 self._restart(task, 0)
-        for task, received in starts:
-            if (state := self._tasks.get(task)) is None:
+        for task, received in received_sequences:
+            if (position := self._tasks.get(task)) is None:
                 continue
-            reported = self._reported_received.get(task, state.received)
+            reported = self._reported_received.get(task, position.received)
             # 2. The subscribe request also reported rejections. If the awaited one was among them, the worker
             # redelivers from there on.
-            if received != reported or 0 < state.blocking_rejection <= state.reported_rejection:
+            if received != reported or 0 < position.blocking_rejection <= position.reported_rejection:
                 self._restart(task, received)
             # 3. The answer to a subscribe request is also the answer to its rejections.
-            elif state.rejections:
-                state.forget_rejections(state.reported_rejection)
+            elif position.rejections:
+                position.forget_rejections(position.reported_rejection)
                 self.changed_tasks[task] = None  # they no longer use up credit
         self._reported_received.clear()
 
@@ -238,7 +238,7 @@ class ConsumeWindow:
             if state is None:
                 raise MalformedError(f"messages for task {task} came, which is not subscribed")
             if state.blocking_rejection:
-                # 1. The message was in flight when an earlier one was rejected with `wait`. The worker
+                # 1. The message was in flight when an earlier one was rejected with `blocks_task`. The worker
                 # redelivers it behind the rejected one.
                 continue
             # 2. Acknowledgements are cumulative, so one after the gap would include the missing messages.
@@ -261,7 +261,7 @@ class ConsumeWindow:
     def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> bool:
         """Acknowledge messages except rejected ones; return False if all are outdated: see on_connected().
 
-        `rejected` is in order. After one with `wait`, later ones of its task are redelivered; see
+        `rejected` is in order. After one with `blocks_task`, later ones of its task are redelivered; see
         tasks_awaiting_answer().
         """
         is_current = False
@@ -277,13 +277,13 @@ class ConsumeWindow:
                 if rejected:
                     first = bisect_left(rejected, start, key=index_of)
                     stop = bisect_left(rejected, start + count, lo=first, key=index_of)
-                    self._settle(state, delivery, start, rejected[first:stop])
+                    self._acknowledge_or_reject(state, delivery, start, rejected[first:stop])
                 else:
                     state.acknowledge(delivery.first_sequence + count - 1)
             start += count
         return is_current
 
-    def _settle(
+    def _acknowledge_or_reject(
         self, state: _Position, delivery: Delivery, start: int, rejected: Sequence[RejectedMessage]
     ) -> None:
         """Acknowledge or reject the messages of one delivery; `start` is the index of the first one."""
@@ -291,7 +291,7 @@ class ConsumeWindow:
         for each in rejected:
             sequence = first + each.index - start
             state.reject(sequence, each)
-            if each.wait:
+            if each.blocks_task:
                 # A new generation: acknowledgements of later messages must not pass the rejected one.
                 state.acknowledge(sequence - 1)
                 self._generation += 1
@@ -316,39 +316,39 @@ class ConsumeWindow:
                 self._restart(each.task, each.received_sequence)
             self.changed_tasks[each.task] = None  # an answered rejection frees credit
 
-    def take_changed(self) -> list[TaskCursor]:
+    def take_changed_cursors(self) -> list[TaskCursor]:
         """Return and clear the cursors that changed. One with many rejections takes several calls."""
         changed, self.changed_tasks = self.changed_tasks, {}
-        return list(map(self._cursor, changed))
+        return list(map(self._build_cursor, changed))
 
     def mark_all_changed(self) -> None:
-        """Make take_changed() return every cursor next time, because the worker has sent a probe."""
-        self._resend_rejections()
+        """Make take_changed_cursors() return every cursor next time, because the worker has sent a probe."""
+        self._mark_rejections_unreported()
         self.changed_tasks.update(dict.fromkeys(self._subscribed_tasks))
 
     def take_all_cursors(self) -> list[TaskCursor]:
-        """Return every cursor for a subscribe request. take_changed() may return further rejections."""
-        self._resend_rejections()
+        """Return every cursor for a subscribe request. Later calls may return further rejections."""
+        self._mark_rejections_unreported()
         # Clear this first: a cursor with too many rejections is added again.
         self.changed_tasks.clear()
-        cursors = [self._cursor(task) for task in self._subscribed_tasks]
+        cursors = [self._build_cursor(task) for task in self._subscribed_tasks]
         self._reported_received = {cursor.task: cursor.received_sequence for cursor in cursors}
         return cursors
 
-    def _resend_rejections(self) -> None:
+    def _mark_rejections_unreported(self) -> None:
         for state in self._tasks.values():
             state.reported_rejection = 0
 
-    def _cursor(self, task: int) -> TaskCursor:
+    def _build_cursor(self, task: int) -> TaskCursor:
         state = self._tasks[task]
         # Unanswered rejections use up credit, which bounds their number.
         state.reported_credit = state.acknowledged + self._prefetch_messages - len(state.rejections)
         acknowledged, received = state.acknowledged, state.received
-        rejections, later = state.take_rejections() if state.rejections else ([], None)
+        rejections, later = state.next_rejections() if state.rejections else ([], None)
         if later is not None:
             # The next request contains this rejection. Until then its message must stay unacknowledged.
             acknowledged = min(acknowledged, later.sequence - 1)
-            received = max(received, state.rejections[-1].sequence)  # a rejection with `wait` is the last
+            received = max(received, state.rejections[-1].sequence)  # one with `blocks_task` is the last
             self.changed_tasks[task] = None
         room = max(0, self._prefetch_bytes - state.held_bytes)
         return TaskCursor(

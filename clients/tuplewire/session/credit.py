@@ -46,7 +46,7 @@ class SessionCredit:
         shares: QueueShares,
         *,
         max_message_bytes: int,
-        needs_release_acks: bool,
+        acks_releases: bool,
         blocked_sessions: Counter[int] | None = None,
     ) -> None:
         """Start with a window for every task.
@@ -54,7 +54,7 @@ class SessionCredit:
         Args:
             shares: Queried for the window at every grant, so a window may change during the session.
             max_message_bytes: Maximum size of a message, by which a sender may exceed its credit.
-            needs_release_acks: True to send a grant at every release, for ack mode `processed`. Otherwise a
+            acks_releases: True to send a grant at every release, for ack mode `processed`. Otherwise a
                 grant is sent once a quarter of the window is free, or once everything is released.
             blocked_sessions: Counts the connected sessions without credit for each task, without zeros.
         """
@@ -62,9 +62,9 @@ class SessionCredit:
         """The window of every task that has no grant yet."""
         self._shares = shares
         self._max_message_bytes = max_message_bytes
-        self._needs_release_acks = needs_release_acks
+        self._needs_release_acks = acks_releases
         self._watched_tasks: set[int] = set()
-        self.accounts = {task: _Account(*shares.share_for(task)) for task in shares.nearly_full_tasks}
+        self.accounts = {task: _Account(*shares.share_for(task)) for task in shares.reduced_share_tasks}
         self._changed_flows: dict[int, None] = {}
         self._blocked_sessions = Counter() if blocked_sessions is None else blocked_sessions
         self.blocked_flows: set[int] = set()
@@ -79,46 +79,46 @@ class SessionCredit:
         if len(groups) <= remaining:
             return []
         new = dict.fromkeys(
-            group.flow for group in groups if group.flow >= 0 and group.flow not in self.accounts
+            group.flow_id for group in groups if group.flow_id >= 0 and group.flow_id not in self.accounts
         )
         over_limit = set(islice(new, max(0, remaining), None))
-        return [group for group in groups if group.flow in over_limit]
+        return [group for group in groups if group.flow_id in over_limit]
 
     def on_received(self, groups: Iterable[TaskGroup]) -> None:
         """Count messages. If this raises CreditExceededError, none of `groups` is counted."""
-        counted: list[TaskGroup] = []
+        counted_groups: list[TaskGroup] = []
         try:
             for group in groups:
-                account = self.accounts.get(group.flow)
+                account = self.accounts.get(group.flow_id)
                 if account is None:
-                    account = self.accounts[group.flow] = _Account(*self.initial_share)
+                    account = self.accounts[group.flow_id] = _Account(*self.initial_share)
                 count, size = group.count, group.size_bytes
                 account.received_messages += count
                 account.received_bytes += size
                 self.received_messages += count
                 self.received_bytes += size
-                counted.append(group)
+                counted_groups.append(group)
                 # Forwarded messages (flow < 0) use the credit that their entry worker granted.
-                if group.flow >= 0 and not account.has_credit:
-                    self._check_credit(group.flow, account)
+                if group.flow_id >= 0 and not account.has_credit:
+                    self._check_credit(group.flow_id, account)
         except RefusedError:
             # The frame is not accepted as a whole, so none of its messages may use up credit.
-            for group in counted:
+            for group in counted_groups:
                 self.on_refused(group)
             raise
 
     def on_refused(self, group: TaskGroup) -> None:
         """Subtract refused messages from the counts. The sender does not count them either."""
-        account = self.accounts[group.flow]
+        account = self.accounts[group.flow_id]
         count, size = group.count, group.size_bytes
         account.received_messages -= count
         account.received_bytes -= size
         self.received_messages -= count
         self.received_bytes -= size
-        self._update_blocked(group.flow, account)
+        self._update_blocked(group.flow_id, account)
         # An account that was used by refused messages only would count against MAX_TASKS.
         if not account.received_messages and account.granted_messages == self.initial_share.messages:
-            self._forget(group.flow)
+            self._forget(group.flow_id)
 
     def close_flow(self, flow: int) -> None:
         """Remove a closed flow. Raises MalformedError if it is unknown or has unreleased messages."""
@@ -228,7 +228,7 @@ class SessionCredit:
         self._changed_flows.update(dict.fromkeys(self.blocked_flows))
         return bool(self.blocked_flows)
 
-    def unreleased(self) -> list[tuple[int, int, int]]:
+    def unreleased_counts(self) -> list[tuple[int, int, int]]:
         """Return (task, messages, bytes) of unreleased messages, except forwarded ones."""
         return [
             (flow, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)

@@ -1,7 +1,7 @@
 """Flows and frames: the messages of a sender, by task and by frame.
 
 A message is in a flow while it waits for credit, in a frame while it is in flight, and in the flow again if
-it is retained until it is processed. Used by SendWindow and PendingMessages, and by the transports, which
+it is retained until it is processed. Used by SendSession and PendingMessages, and by the transports, which
 write OutFrames. Owns the entries of a flow or frame. Not thread-safe. Design: docs/design/credit.md.
 """
 
@@ -20,13 +20,13 @@ from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, same_millisecond
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PendingPart:
     """Pending messages of one flow: the messages of a batch, or a part of them."""
 
     group: TaskGroup
     inbound: Any
     """See SettledMessages."""
-    age: int
+    order: int
     """The order of acceptance, from 1: lower is older. 0 once the entry was written and may have arrived."""
     retain: bool
     accepted_micros: int
@@ -37,11 +37,11 @@ class Entry:
         """The number of messages."""
         return self.group.count
 
-    def with_group(self, group: TaskGroup) -> Entry:
+    def with_group(self, group: TaskGroup) -> PendingPart:
         """Return this entry with other messages."""
-        return Entry(group, self.inbound, self.age, self.retain, self.accepted_micros)
+        return PendingPart(group, self.inbound, self.order, self.retain, self.accepted_micros)
 
-    def redelivered(self) -> Entry:
+    def as_redelivered(self) -> PendingPart:
         """Return this entry with its messages marked as redelivered."""
         return self.with_group(self.group.as_redelivered())
 
@@ -56,19 +56,19 @@ class Flow:
     """The first frame of this flow. Grants from before the receiver accepted it are for a closed flow with
     the same number, and are ignored."""
     used_since_sweep: bool = True
-    """True if the flow was used since the last call to SendWindow.close_unused()."""
-    pending: deque[Entry] = field(default_factory=deque)
-    unprocessed: deque[Entry | SettledMessages] = field(default_factory=deque)
+    """True if the flow was used since the last call to SendSession.close_unused()."""
+    waiting: deque[PendingPart] = field(default_factory=deque)
+    unreleased: deque[PendingPart | SettledMessages] = field(default_factory=deque)
     """Acknowledged messages that the receiver has not released, in order. An Entry is retained here;
     SettledMessages were settled by the acknowledgement."""
     highest_entry: int = 0
     """The highest entry_sequence that was accepted since the flow had no unreleased messages; 0 if none."""
-    held: int = 0
+    pending_messages: int = 0
     written: int = 0
     """The number of unsettled messages that were written and may have arrived."""
     written_bytes: int = 0
     removed_count: int = 0
-    """The number of released messages that have left `unprocessed`, by whole entries."""
+    """The number of released messages that have left `unreleased`, by whole entries."""
     released_messages: int = 0
     sent_messages: int = 0
     sent_bytes: int = 0
@@ -78,15 +78,15 @@ class Flow:
     @property
     def all_released(self) -> bool:
         """True if the receiver has released all accepted messages of the flow."""
-        return not self.held and self.released_messages >= self.sent_messages
+        return not self.pending_messages and self.released_messages >= self.sent_messages
 
     @property
-    def unreleased_count(self) -> int:
+    def receiver_only_count(self) -> int:
         """The number of sent messages that were not released and are not retained here until processed."""
         count, before = max(0, self.sent_messages - self.released_messages), self.removed_count
         # A release may end within an entry, so a part of the entry may already be released.
-        for each in self.unprocessed:
-            if isinstance(each, Entry):  # retained here, so it is not lost if the receiver fails
+        for each in self.unreleased:
+            if isinstance(each, PendingPart):  # retained here, so it is not lost if the receiver fails
                 count -= min(each.messages, max(0, before + each.messages - self.released_messages))
             before += each.messages
         return count
@@ -97,19 +97,19 @@ class Flow:
         return self.sent_messages < self.granted_messages and self.sent_bytes < self.granted_bytes
 
     @property
-    def first_unwritten(self) -> int:
-        """The index in `pending` of the first entry that was never written."""
-        pending = self.pending
+    def first_unwritten_index(self) -> int:
+        """The index in `waiting` of the first entry that was never written."""
+        pending = self.waiting
         # Written entries (age 0) are in front of the others.
-        return 0 if pending and pending[0].age else bisect_left(pending, 1, key=attrgetter("age"))
+        return 0 if pending and pending[0].order else bisect_left(pending, 1, key=attrgetter("age"))
 
     @property
-    def oldest_age(self) -> int:
+    def first_unwritten_order(self) -> int:
         """The age of the oldest entry that was never written; 0 if there is none."""
-        first = self.first_unwritten
-        return self.pending[first].age if first < len(self.pending) else 0
+        first = self.first_unwritten_index
+        return self.waiting[first].order if first < len(self.waiting) else 0
 
-    def move_to_frame(self, entries: list[Entry], free_bytes: int) -> int:
+    def move_to_frame(self, entries: list[PendingPart], free_bytes: int) -> int:
         """Move messages with credit into a frame; return its free space in bytes, 0 if it is full.
 
         1. The frame has no space for the next entry: it is full.
@@ -117,7 +117,7 @@ class Flow:
         3. The credit is less than the entry: send only the part with credit.
         4. Otherwise, send the whole entry.
         """
-        pending = self.pending
+        pending = self.waiting
         while pending:
             entry = pending[0]
             group = entry.group
@@ -143,8 +143,8 @@ class Flow:
             entries.append(entry)
             self.sent_messages += count
             self.sent_bytes += size
-            if entry.age:  # the first write: the messages may have arrived, and drop_oldest must keep them
-                entry.age = 0
+            if entry.order:  # the first write: the messages may have arrived, and drop_oldest must keep them
+                entry.order = 0
                 self.written += count
                 self.written_bytes += size
             free_bytes -= wire_bytes(entry.group)
@@ -171,7 +171,7 @@ class OutFrame:
     def groups(self) -> list[TaskGroup]:
         """Return the groups, each with its time of acceptance, for transports that do not encode them."""
         timed = zip(self.runs, self.accepted_micros, strict=True)
-        return [group.with_time(micros) for run, micros in timed for group in run]
+        return [group.with_default_time(micros) for run, micros in timed for group in run]
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +179,7 @@ class InFlightFrame:
     """An unacknowledged frame."""
 
     sequence: int
-    entries: list[Entry]
+    entries: list[PendingPart]
     closed_flows: Sequence[int] = ()
     ack_requested: bool = False
 

@@ -1,6 +1,6 @@
 """The ledger: accepted = acknowledged + dropped{reason} + pending, at all times.
 
-Used by SendWindow (through PendingMessages) and the worker's router. Clients, metrics and `status` read
+Used by SendSession (through PendingMessages) and the worker's router. Clients, metrics and `status` read
 snapshots. Owns the counts except `pending`, which is counted where the messages are. Not thread-safe.
 Design: docs/design/sessions.md.
 """

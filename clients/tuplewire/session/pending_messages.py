@@ -1,6 +1,6 @@
 """Pending messages of a sender, their bounds, their ledger, and the policy `drop_oldest`.
 
-Used by SendWindow (send.py), which inherits from PendingMessages, the send buffer and the worker's
+Used by SendSession (send.py), which inherits from PendingMessages, the send buffer and the worker's
 connections. Owns every accepted message until it is settled. No I/O. Not thread-safe.
 Design: docs/design/sessions.md; docs/design/credit.md for `drop_oldest`.
 """
@@ -14,15 +14,15 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from tuplewire.session.flow import Entry, Flow, InFlightFrame
+from tuplewire.session.flow import Flow, InFlightFrame, PendingPart
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, SettledMessages
 from tuplewire.session.pieces import split_min_head
 from tuplewire.settings.config import AckMode, Overflow, SessionSettings
-from tuplewire.values.group import COUNT, SIZE_BYTES, TaskGroup, entry_worker, split_flow
+from tuplewire.values.group import SIZE_BYTES, TaskGroup, entry_worker, get_count, split_flow
 
 
 def count_to_drop(held: int, offered: int, bound: int) -> int:
-    """Return the number of `held` to drop so that `offered` fits: all if `offered` exceeds the bound."""
+    """Return the number of `held` messages to drop so that `offered` fits: all if it exceeds the bound."""
     over = held + offered - bound
     return min(held, over) if over > 0 else 0
 
@@ -36,12 +36,12 @@ class OldestFlowFinder:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
-        self._known: set[int] = set()
+        self._flows_in_heap: set[int] = set()
 
     def add(self, flow: int, age: int) -> None:
         """Record a message that was appended to its flow. Ages never decrease."""
-        if flow not in self._known:
-            self._known.add(flow)
+        if flow not in self._flows_in_heap:
+            self._flows_in_heap.add(flow)
             heappush(self._heap, (age, flow))
 
     def find(self, age_of: Callable[[int], int]) -> int:
@@ -59,7 +59,7 @@ class OldestFlowFinder:
                 heapreplace(heap, (age, flow))
             else:
                 heappop(heap)
-                self._known.discard(flow)
+                self._flows_in_heap.discard(flow)
 
 
 class PendingMessages:
@@ -74,7 +74,7 @@ class PendingMessages:
         self._settings = settings
         self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
         self._oldest = OldestFlowFinder()
-        self._retain = settings.ack_mode is AckMode.PROCESSED
+        self._retains_all = settings.ack_mode is AckMode.PROCESSED
         self._flows: dict[int, Flow] = {}
         self._flows_by_task: dict[int, list[Flow]] = {}
         self._ready: dict[int, None] = {}
@@ -93,37 +93,37 @@ class PendingMessages:
     def held_of(self, number: int) -> int:
         """Return the number of pending messages of a flow."""
         flow = self._flows.get(number)
-        return flow.held if flow is not None else 0
+        return flow.pending_messages if flow is not None else 0
 
-    def _settle(self, entry: Entry, dropped: DropReason | None, *, releases: bool = True) -> None:
+    def _settle(self, entry: PendingPart, reason: DropReason | None, *, releases: bool = True) -> None:
         group = entry.group
         count, size = group.count, group.size_bytes
         self._subtract(entry, count, size)
-        if dropped is None:
+        if reason is None:
             self._ledger.acknowledged += count
         else:
-            self._ledger.dropped[dropped] += count
-        settled = SettledMessages(entry.inbound, group.task, count, size, dropped)
+            self._ledger.dropped[reason] += count
+        settled = SettledMessages(entry.inbound, group.task, count, size, reason)
         self.settled.append(settled)
         # A message that is settled by its acknowledgement alone is released later, by a grant.
-        if releases and entry.inbound is not None and (dropped is not None or entry.retain):
+        if releases and entry.inbound is not None and (reason is not None or entry.retain):
             self._released.append(settled)
 
-    def _subtract(self, entry: Entry, messages: int, size_bytes: int) -> None:
+    def _subtract(self, entry: PendingPart, messages: int, size_bytes: int) -> None:
         """Subtract messages of an entry from the pending counts."""
-        flow = self._flows[entry.group.flow]
+        flow = self._flows[entry.group.flow_id]
         self.messages -= messages
         self.size_bytes -= size_bytes
-        flow.held -= messages
-        if not entry.age:
+        flow.pending_messages -= messages
+        if not entry.order:
             flow.written -= messages
             flow.written_bytes -= size_bytes
             self._written -= messages
             self._written_bytes -= size_bytes
 
-    def count_unretained(self) -> int:
+    def count_only_here(self) -> int:
         """Return the number of pending messages that are not known to be stored by another process."""
-        waiting = (entry.group for flow in self._flows.values() for entry in flow.pending)
+        waiting = (entry.group for flow in self._flows.values() for entry in flow.waiting)
         in_flight = (entry.group for frame in self._in_flight for entry in frame.entries)
         return sum(group.count for group in chain(waiting, in_flight) if not group.retained_upstream)
 
@@ -133,7 +133,7 @@ class PendingMessages:
         Messages that are retained here do not count. The number is a bound because a receiver may delay the
         report of a release until it is worth a grant, or until everything to a task is released.
         """
-        count = sum(flow.unreleased_count for flow in self._flows.values())
+        count = sum(flow.receiver_only_count for flow in self._flows.values())
         # Frames in flight count as sent, but this window still has their messages.
         return count - sum(entry.group.count for frame in self._in_flight for entry in frame.entries)
 
@@ -141,10 +141,10 @@ class PendingMessages:
     def all_written_released(self) -> bool:
         """True if the receiver has released all messages that were written to it."""
         return not self._in_flight and not any(
-            flow.unprocessed or flow.sent_messages > flow.released_messages for flow in self._flows.values()
+            flow.unreleased or flow.sent_messages > flow.released_messages for flow in self._flows.values()
         )
 
-    def last_unreleased(self) -> dict[tuple[int, int], int]:
+    def last_unreleased_sequences(self) -> dict[tuple[int, int], int]:
         """Return the last accepted entry sequence for each task and entry worker with unreleased messages.
 
         The number of the entry worker is 0 for messages of this sender.
@@ -163,7 +163,7 @@ class PendingMessages:
         """
         for flow in self._flows.values():
             # A flow with pending or retained messages is not finished by the receiver's shutdown.
-            if flow.held or any(isinstance(each, Entry) for each in flow.unprocessed):
+            if flow.pending_messages or any(isinstance(each, PendingPart) for each in flow.unreleased):
                 continue
             self._take_unprocessed(flow)
             flow.removed_count = flow.released_messages = flow.sent_messages
@@ -186,16 +186,16 @@ class PendingMessages:
         """Return True if the receiver has released every message to a task, and none is pending here."""
         return all(flow.all_released for flow in self._flows_by_task.get(task, ()))
 
-    def route_before(self, task: int, workers: Collection[int], entry_sequence: int) -> int | None:
+    def route_before(self, task: int, entry_workers: Collection[int], entry_sequence: int) -> int | None:
         """Return the route of the last unreleased messages before `entry_sequence`; None if there are none.
 
-        Only messages of the entry workers with the numbers in `workers` count; 0 stands for this sender.
+        Only messages of the entry workers `entry_workers` count, by number; 0 is this sender.
         """
         unreleased = (flow for flow in self._flows_by_task.get(task, ()) if not flow.all_released)
         found = [
             (flow.highest_entry, flow.route)
             for flow in unreleased
-            if flow.highest_entry < entry_sequence and entry_worker(flow.route) in workers
+            if flow.highest_entry < entry_sequence and entry_worker(flow.route) in entry_workers
         ]
         return max(found)[1] if found else None
 
@@ -206,7 +206,7 @@ class PendingMessages:
         released: they were retained only in case the receiver fails.
         """
         # In the mode `processed` these messages are dropped, because they are not known to be processed.
-        if not self._retain:
+        if not self._retains_all:
             for flow in self._flows.values():
                 for entry in self._take_unprocessed(flow):
                     self._settle(entry, None, releases=False)
@@ -223,7 +223,7 @@ class PendingMessages:
             group = entry.group
             self._subtract(entry, group.count, group.size_bytes)
             self._ledger.accepted -= group.count
-            withdrawn.append((group if entry.age else group.as_redelivered(), entry.inbound))
+            withdrawn.append((group if entry.order else group.as_redelivered(), entry.inbound))
         # Messages of one entry worker may be in several flows.
         return sorted(withdrawn, key=lambda each: each[0].entry_sequence)
 
@@ -238,26 +238,26 @@ class PendingMessages:
 
         def sort_key(each: tuple[int, Flow]) -> tuple[bool, int]:
             number, flow = each
-            forwarded = number < 0 and bool(flow.pending)
-            return number >= 0, flow.pending[0].group.entry_sequence if forwarded else 0
+            forwarded = number < 0 and bool(flow.waiting)
+            return number >= 0, flow.waiting[0].group.entry_sequence if forwarded else 0
 
         return sorted(self._flows.items(), key=sort_key)
 
-    def _take_unprocessed(self, flow: Flow) -> list[Entry]:
+    def _take_unprocessed(self, flow: Flow) -> list[PendingPart]:
         """Remove and return the retained messages that the receiver will not release; release the others."""
-        unprocessed, flow.unprocessed = flow.unprocessed, deque()
+        unprocessed, flow.unreleased = flow.unreleased, deque()
         self._released += [each for each in unprocessed if isinstance(each, SettledMessages)]
-        return [each for each in unprocessed if isinstance(each, Entry)]
+        return [each for each in unprocessed if isinstance(each, PendingPart)]
 
-    def _remove_all(self) -> list[Entry]:
+    def _remove_all(self) -> list[PendingPart]:
         # The order of sending: retained messages, then frames in flight, then waiting messages.
-        entries: list[Entry] = []
+        entries: list[PendingPart] = []
         for _, flow in self._forwarded_first():
             entries += self._take_unprocessed(flow)
         entries += [entry for frame in self._in_flight for entry in frame.entries]
-        entries += [entry for _, flow in self._forwarded_first() for entry in flow.pending]
+        entries += [entry for _, flow in self._forwarded_first() for entry in flow.waiting]
         for flow in self._flows.values():
-            flow.pending.clear()
+            flow.waiting.clear()
         self._in_flight.clear()
         self._resend.clear()
         self._ready.clear()
@@ -268,8 +268,8 @@ class PendingMessages:
         """Return the balance. Pending messages are counted, not derived from other counts."""
         pending = sum(entry.group.count for frame in self._in_flight for entry in frame.entries)
         for flow in self._flows.values():
-            pending += sum(entry.group.count for entry in flow.pending)
-            pending += sum(each.group.count for each in flow.unprocessed if isinstance(each, Entry))
+            pending += sum(entry.group.count for entry in flow.waiting)
+            pending += sum(each.group.count for each in flow.unreleased if isinstance(each, PendingPart))
         return self._ledger.snapshot(pending)
 
     # --- bounds -----------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class PendingMessages:
     ) -> bool:
         """Return True if these messages fit in addition to the pending ones and to the other arguments."""
         settings = self._settings
-        messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
+        messages, size = sum(map(get_count, groups)), sum(map(SIZE_BYTES, groups))
         held, held_bytes = self.messages + more_messages, self.size_bytes + more_bytes
         return not (
             (held and held + messages > settings.max_pending_messages)
@@ -292,7 +292,7 @@ class PendingMessages:
             or (held + messages > settings.max_pending_task_messages and self._full_flows(groups, by_flow))
         )
 
-    def _is_short_of_space(self, entries: Iterable[Entry]) -> bool:
+    def _is_short_of_space(self, entries: Iterable[PendingPart]) -> bool:
         """Return True if half of a bound or all of a flow's credit is used, and no frame requests an ack."""
         settings, flows = self._settings, self._flows
         short = (
@@ -302,7 +302,8 @@ class PendingMessages:
             or (
                 self.messages * 2 >= settings.max_pending_task_messages  # otherwise no flow is half full
                 and any(
-                    flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries
+                    flows[each.group.flow_id].pending_messages * 2 >= settings.max_pending_task_messages
+                    for each in entries
                 )
             )
         )
@@ -315,7 +316,7 @@ class PendingMessages:
         offered: dict[int, int] = {}
         over_limit: dict[int, int] = {}
         for group in groups:
-            number = group.flow
+            number = group.flow_id
             count = offered[number] = offered.get(number, 0) + group.count
             held = self.held_of(number) + by_flow.get(number, 0)
             if too_many := count_to_drop(held, count, limit):
@@ -328,7 +329,7 @@ class PendingMessages:
         Returns False, without dropping any, if the written messages alone use up too much space.
         """
         settings, flows = self._settings, self._flows
-        messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
+        messages, size = sum(map(get_count, groups)), sum(map(SIZE_BYTES, groups))
         max_messages = self.messages - count_to_drop(self.messages, messages, settings.max_pending_messages)
         max_bytes = self.size_bytes - count_to_drop(self.size_bytes, size, settings.max_pending_bytes)
         over_limit = self._full_flows(groups, {})
@@ -339,23 +340,23 @@ class PendingMessages:
             return False
         # The bounds of single tasks come first: dropping for them frees space in total, too.
         for number, stay in over_limit.items():
-            while (too_many := flows[number].held - stay) > 0:
+            while (too_many := flows[number].pending_messages - stay) > 0:
                 self._drop_unwritten(number, too_many, 0)
         while self.messages > max_messages or self.size_bytes > max_bytes:
-            number = self._oldest.find(lambda each: flows[each].oldest_age if each in flows else 0)
+            number = self._oldest.find(lambda each: flows[each].first_unwritten_order if each in flows else 0)
             self._drop_unwritten(number, self.messages - max_messages, self.size_bytes - max_bytes)
         return True
 
     def _drop_unwritten(self, number: int, messages: int, size_bytes: int) -> None:
         """Drop a flow's oldest unwritten entry, or only its head if that is sufficient."""
         flow = self._flows[number]
-        first = flow.first_unwritten
+        first = flow.first_unwritten_index
         # Entries that were written before are in front and must stay: rotate them away, and back below.
-        flow.pending.rotate(-first)
-        entry = flow.pending.popleft()
+        flow.waiting.rotate(-first)
+        entry = flow.waiting.popleft()
         dropped, *rest = split_min_head(entry.group, messages, size_bytes)
-        flow.pending.extendleft(entry.with_group(piece) for piece in reversed(rest))
-        flow.pending.rotate(first)
-        if not flow.pending:
+        flow.waiting.extendleft(entry.with_group(piece) for piece in reversed(rest))
+        flow.waiting.rotate(first)
+        if not flow.waiting:
             self.blocked_flows.pop(number, None)
         self._settle(entry.with_group(dropped), DropReason.OVERFLOW)

@@ -54,11 +54,11 @@ def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
     """Return the group, split if it is too large for a frame. A piece of one message may be larger."""
     if group.size_bytes <= max_bytes and len(group.lengths) + len(group.header_lengths) <= max_bytes:
         return [group]
-    most = max_piece_messages(group, max_bytes)
+    max_messages = max_piece_messages(group, max_bytes)
     bounds = [0]
     begin = end = 0
     for index, size in enumerate(group.message_sizes()):
-        if index - bounds[-1] >= most or (end + size - begin > max_bytes and index > bounds[-1]):
+        if index - bounds[-1] >= max_messages or (end + size - begin > max_bytes and index > bounds[-1]):
             bounds.append(index)
             begin = end
         end += size

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from tuplewire.session.durations import Durations, TraceIds
 from tuplewire.session.flow import OutFrame
-from tuplewire.session.send import SendWindow
+from tuplewire.session.send import SendSession
 from tuplewire.values.group import TaskGroup, split_flow
 
-BLOCKED_SECONDS = 0.005
+BLOCKED_AFTER_SECONDS = 0.005
 """A connection that accepts no messages for longer than this is blocked. Shorter pauses are normal: the
 connection is writing, or its peer delays acknowledgements."""
 
@@ -35,7 +35,7 @@ class OutboundPressure:
     """Returns a traced message of a frame; see WorkerObserver.find_example. None disables exemplars."""
 
     @property
-    def blocked_since(self) -> float | None:
+    def paused_since(self) -> float | None:
         """The start of the longest pause of a connection, by the loop's clock; None if none pauses."""
         return next(iter(self.blocked_connections.values()), None)
 
@@ -49,7 +49,7 @@ class SendingPressure:
     """
 
     def __init__(
-        self, window: SendWindow, clock: Callable[[], float], outbound: OutboundPressure | None = None
+        self, window: SendSession, clock: Callable[[], float], outbound: OutboundPressure | None = None
     ) -> None:
         self.outbound = outbound or OutboundPressure()
         """The counts that this session adds to. All connections of a worker share one object."""
@@ -77,7 +77,7 @@ class SendingPressure:
     def on_connected(self) -> None:
         """Record that the session is connected again."""
         self.on_resume()
-        if self._window.acknowledged:
+        if self._window.acked_frame:
             self.on_acknowledged()
         else:
             # No frame is acknowledged in this numbering: all frames are written again, maybe renumbered.
@@ -104,7 +104,7 @@ class SendingPressure:
     def on_acknowledged(self) -> None:
         """Record that the window has applied an acknowledgement."""
         now, durations = self._clock(), self.outbound.send_to_ack
-        while self._written and self._written[0][0] <= self._window.acknowledged:
+        while self._written and self._written[0][0] <= self._window.acked_frame:
             _, messages, since, example = self._written.popleft()
             durations.add(now - since, messages)
             if example is not None:
@@ -114,7 +114,7 @@ class SendingPressure:
         """Return the tasks with messages that cannot be sent now."""
         # A blocked connection blocks all its tasks; otherwise only flows without credit are blocked.
         now = self._clock()
-        if now - self.outbound.blocked_connections.get(self, now) > BLOCKED_SECONDS:
+        if now - self.outbound.blocked_connections.get(self, now) > BLOCKED_AFTER_SECONDS:
             return self._window.waiting_tasks()
         return {split_flow(flow)[0] for flow in self._window.blocked_flows}
 

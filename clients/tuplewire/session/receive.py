@@ -34,14 +34,14 @@ class ReceiveSession:
     last_sequence: int = 0
     """The last frame that was accepted."""
     _last_reported: int = 0
-    _probed_after: int | None = None
+    _full_state_after: int | None = None
     _refusals: deque[Refusal] = field(default_factory=deque)
 
     def accept(
         self,
         sequence: int,
         groups: Sequence[TaskGroup],
-        denied: Sequence[tuple[TaskGroup, RefusedError]] = (),
+        denied_groups: Sequence[tuple[TaskGroup, RefusedError]] = (),
         closed_flows: Iterable[int] = (),
     ) -> Sequence[TaskGroup] | None:
         """Accept a frame and return its accepted groups; None if the frame was accepted before.
@@ -52,7 +52,7 @@ class ReceiveSession:
         4. All other groups are accepted.
 
         Args:
-            denied: Groups that the sender has no permission to send. They are refused without being counted.
+            denied_groups: Groups without permission. They are refused without being counted.
             closed_flows: The flows that the sender has closed.
 
         Raises:
@@ -75,14 +75,14 @@ class ReceiveSession:
         # 3. Refuse only these groups, so that the stream and the other tasks continue.
         if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.groups_over_limit(groups)):
             error: RefusedError = ResourceLimitError(f"a session sends to at most {MAX_TASKS} tasks at once")
-            denied = [*denied, *((group, error) for group in over)]
-        if denied:
-            denied_ids = {id(group) for group, _ in denied}
+            denied_groups = [*denied_groups, *((group, error) for group in over)]
+        if denied_groups:
+            denied_ids = {id(group) for group, _ in denied_groups}
             groups = [group for group in groups if id(group) not in denied_ids]
         # 4. If this raises an error, the frame is not accepted.
         credit.on_received(groups)
         self.last_sequence = sequence
-        for group, error in denied:
+        for group, error in denied_groups:
             self._report_refused(sequence, group, error)
         return groups
 
@@ -108,8 +108,8 @@ class ReceiveSession:
 
     def next_ack(self) -> Ack | None:
         """Return and clear the changes since the last update; None if there are none."""
-        if self._probed_after is not None:
-            return self.full_state(self._probed_after)
+        if self._full_state_after is not None:
+            return self.build_full_state(self._full_state_after)
         grants = self.credit.take_changes()
         if not grants and self._last_reported == self.last_sequence:
             return None
@@ -131,7 +131,7 @@ class ReceiveSession:
             if later := [each for each in refusals if each.frame_sequence > last]:
                 self._last_reported = later[0].frame_sequence - 1
             del refusals[len(refusals) - len(later) :]
-        refusals = _shortened(refusals)
+        refusals = _shorten_texts(refusals)
         return Ack(sequence=self._last_reported, credits=grants, refusals=refusals, previous_sequence=after)
 
     @property
@@ -146,20 +146,20 @@ class ReceiveSession:
 
     def request_full_state(self, acknowledged: int) -> None:
         """Make the next update contain the full state. The sender knows the frames up to `acknowledged`."""
-        self._probed_after = min(acknowledged, self.last_sequence)
+        self._full_state_after = min(acknowledged, self.last_sequence)
 
-    def full_state(self, acknowledged: int) -> Ack:
+    def build_full_state(self, acknowledged: int) -> Ack:
         """Return the full state for a sender that knows the acknowledgements up to a frame.
 
         If this is too large for one update, the update acknowledges fewer frames. The sender then repeats
         later frames, and accept() recognizes them as duplicates.
         """
-        self._probed_after = None
+        self._full_state_after = None
         self.credit.take_changes()  # credit.all_grants() below contains these grants
         return self._build_ack(acknowledged, self.credit.all_grants())
 
 
-def _shortened(refusals: list[Refusal]) -> list[Refusal]:
+def _shorten_texts(refusals: list[Refusal]) -> list[Refusal]:
     """Return refusals for one update. If their texts are too long, later refusals have no text."""
     remaining = _MAX_TEXT_CHARS
     for index, each in enumerate(refusals):

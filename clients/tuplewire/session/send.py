@@ -1,6 +1,6 @@
 """The sending end of a session: accepts messages, builds frames, and settles messages.
 
-Used by SendingEnd (connection/sending_end.py), which drives a SendWindow, and by AckHandler, which applies
+Used by SendingEnd (connection/sending_end.py), which drives a SendSession, and by AckHandler, which applies
 the receiver's updates. Owns every accepted message until it is acknowledged or dropped. A new stream
 continues with the unaccepted frames and their old numbers. A receiver without memory of the session gets all
 messages again, in new frames and marked as redelivered. No I/O. Not thread-safe. Design:
@@ -16,7 +16,7 @@ from typing import Any
 
 from tuplewire.errors import ProtocolError
 from tuplewire.session.ack_requests import AckRequestPolicy
-from tuplewire.session.flow import Entry, Flow, InFlightFrame, OutFrame
+from tuplewire.session.flow import Flow, InFlightFrame, OutFrame, PendingPart
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pending_messages import PendingMessages
 from tuplewire.session.pieces import frame_pieces, split_by_limit
@@ -24,14 +24,14 @@ from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, flow_of, split_flow
 from tuplewire.wire.messaging_pb2 import ERROR_CODE_UNKNOWN_TASK, Ack, Refusal, TaskCredit, Welcome
 
-MAX_FRAMES_IN_FLIGHT = 8
+MAX_QUICK_FRAMES_IN_FLIGHT = 8
 """The maximum number of unacknowledged frames while frames follow each other quickly. A stream would queue
 any number of frames; held back here, messages are merged into few large frames. Rare frames do not request an
 immediate acknowledgement, and up to 64 of them may be unacknowledged."""
 _MAX_ACK_REQUESTS = 2  # requests for an acknowledgement in flight; see docs/design/credit.md
 
 
-class SendWindow(PendingMessages):
+class SendSession(PendingMessages):
     """The sender's state of one session, which may use several streams in turn. Not thread-safe."""
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -45,11 +45,11 @@ class SendWindow(PendingMessages):
         self._flows_to_close: dict[int, None] = {}
         self._closed_in_frame: dict[int, int] = {}
         self._ack_requests = AckRequestPolicy()
-        self.acknowledged = 0
+        self.acked_frame = 0
         """The last frame that the receiver has acknowledged."""
         self.session_id = 0
         """Identifies the receiver's record of this session; 0 before the first welcome."""
-        self.receiver_shut_down = False
+        self.receiver_accounts = False
         """True if the receiver accounts for its messages: it drains, has departed, or got the goodbye."""
         self.worker_incarnation = 0
         self.possibly_lost = 0
@@ -82,22 +82,22 @@ class SendWindow(PendingMessages):
         """Accept messages without checking the bounds. Call fits() first; for the arguments see offer()."""
         age = self._ledger.accepted + 1
         for group in groups:
-            number = group.flow
+            number = group.flow_id
             flow = self._flows.get(number)
             if flow is None:
                 task, route = split_flow(number)
-                first_frame = self._closed_in_frame.pop(number, self.acknowledged)
+                first_frame = self._closed_in_frame.pop(number, self.acked_frame)
                 flow = self._flows[number] = Flow(route, first_frame)
                 self._set_initial_credit(number, flow)
                 self._flows_by_task.setdefault(task, []).append(flow)
             accepted = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
-                flow.pending.append(Entry(piece, inbound, age, retain or self._retain, accepted))
+                flow.waiting.append(PendingPart(piece, inbound, age, retain or self._retains_all, accepted))
             if flow.highest_entry and flow.all_released:
                 flow.highest_entry = 0
             flow.used_since_sweep = True
             messages = group.count
-            flow.held += messages
+            flow.pending_messages += messages
             if group.entry_sequence:
                 flow.highest_entry = max(flow.highest_entry, group.entry_sequence + messages - 1)
             if number < 0:
@@ -125,7 +125,7 @@ class SendWindow(PendingMessages):
         3. It has no memory of this session: repeat all messages in new frames, and mark written messages as
            redelivered. If another process answers, count messages possibly lost with the previous one.
         """
-        known = welcome.session_id == self.session_id != 0 and welcome.accepted_sequence >= self.acknowledged
+        known = welcome.session_id == self.session_id != 0 and welcome.accepted_sequence >= self.acked_frame
         if not known and welcome.accepted_sequence:
             # 1. The receiver would discard this sender's first frames as duplicates.
             raise ProtocolError(
@@ -138,7 +138,7 @@ class SendWindow(PendingMessages):
         # 3. A process that evicted the session still has its messages. Another process does not have them.
         if not known and not same_worker:
             self.on_receiver_lost()
-        self.receiver_shut_down = False
+        self.receiver_accounts = False
         self.worker_incarnation = welcome.worker_incarnation
         self._initial_credit = welcome.initial_credit.messages, welcome.initial_credit.bytes
         self.session_id = welcome.session_id
@@ -153,12 +153,12 @@ class SendWindow(PendingMessages):
             self._reduced_credit = {_flow_of(each): (each.messages, each.bytes) for each in welcome.credits}
             self._start_over()
         self._apply_limits(welcome)
-        self._ready = {number: None for number, flow in self._forwarded_first() if flow.pending}
+        self._ready = {number: None for number, flow in self._forwarded_first() if flow.waiting}
         self.blocked_flows.clear()
 
     def on_receiver_lost(self) -> None:
         """Count messages that may be lost with the receiver, unless it announced its shutdown."""
-        if not self.receiver_shut_down:
+        if not self.receiver_accounts:
             self.possibly_lost += self.count_at_receiver()
 
     def _apply_limits(self, welcome: Welcome) -> None:
@@ -172,12 +172,12 @@ class SendWindow(PendingMessages):
             return
         self._max_frame_bytes = frame_bytes
         for flow in self._flows.values():
-            waiting, flow.pending = flow.pending, deque()
+            waiting, flow.waiting = flow.waiting, deque()
             for entry in waiting:
                 for piece in frame_pieces(entry.group, frame_bytes):
-                    for kept, part in split_by_limit(piece, self.max_message_bytes):
-                        if kept:
-                            flow.pending.append(entry.with_group(part))
+                    for fits, part in split_by_limit(piece, self.max_message_bytes):
+                        if fits:
+                            flow.waiting.append(entry.with_group(part))
                         else:
                             self._settle(entry.with_group(part), DropReason.TOO_LARGE)
 
@@ -186,10 +186,10 @@ class SendWindow(PendingMessages):
         # Retained messages were sent before the frames in flight, so they move to the head last.
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
-                self._flows[entry.group.flow].pending.appendleft(entry.redelivered())
+                self._flows[entry.group.flow_id].waiting.appendleft(entry.as_redelivered())
         for number, flow in self._flows.items():
             for entry in reversed(self._take_unprocessed(flow)):
-                flow.pending.appendleft(entry.redelivered())
+                flow.waiting.appendleft(entry.as_redelivered())
             flow.sent_messages = flow.sent_bytes = flow.released_messages = 0
             flow.removed_count = flow.first_frame = 0
             self._set_initial_credit(number, flow)
@@ -198,7 +198,7 @@ class SendWindow(PendingMessages):
         self._flows_to_close.clear()
         self._closed_in_frame.clear()
         self._next_sequence = 1
-        self.acknowledged = 0
+        self.acked_frame = 0
 
     def next_frame(self, now: float = 0.0, *, urgent: bool = False) -> OutFrame | None:
         """Return the next frame: messages with credit, up to a frame's size. None if no frame can be sent.
@@ -210,21 +210,21 @@ class SendWindow(PendingMessages):
             self.has_more = True
             return frame.to_out_frame()
         # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
-        if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and self._waits_for_ack:
+        if len(self._in_flight) >= MAX_QUICK_FRAMES_IN_FLIGHT and self._waits_for_ack:
             return None
-        entries: list[Entry] = []
-        room = self._max_frame_bytes
-        while self._ready and room > 0:
+        entries: list[PendingPart] = []
+        free_bytes = self._max_frame_bytes
+        while self._ready and free_bytes > 0:
             number = next(iter(self._ready))
             flow = self._flows[number]
             written, written_bytes = flow.written, flow.written_bytes
-            room = flow.move_to_frame(entries, room)
+            free_bytes = flow.move_to_frame(entries, free_bytes)
             self._written += flow.written - written
             self._written_bytes += flow.written_bytes - written_bytes
-            if number < 0 and flow.pending:
+            if number < 0 and flow.waiting:
                 continue  # the frame is full, and the next frame continues with this flow
             del self._ready[number]
-            if not flow.pending:
+            if not flow.waiting:
                 self.blocked_flows.pop(number, None)
             elif flow.has_credit:
                 # The frame is full. The flow moves behind the others, so that tasks take turns.
@@ -234,7 +234,7 @@ class SendWindow(PendingMessages):
         # A frame without messages can still report closed flows.
         if not entries and not self._flows_to_close:
             return None
-        ack_requested = self._ack_requests.ack_due(now, urgent=urgent or self._is_short_of_space(entries))
+        ack_requested = self._ack_requests.ack_wanted(now, urgent=urgent or self._is_short_of_space(entries))
         flows_to_close = self._take_flows_to_close() if self._flows_to_close else ()
         frame = InFlightFrame(self._next_sequence, entries, flows_to_close, ack_requested)
         self._next_sequence += 1
@@ -244,7 +244,7 @@ class SendWindow(PendingMessages):
 
     @property
     def _waits_for_ack(self) -> bool:
-        if len(self._in_flight) < MAX_FRAMES_IN_FLIGHT:
+        if len(self._in_flight) < MAX_QUICK_FRAMES_IN_FLIGHT:
             return False
         return sum(each.ack_requested for each in self._in_flight) >= _MAX_ACK_REQUESTS
 
@@ -258,7 +258,7 @@ class SendWindow(PendingMessages):
         """
         tasks: list[int] = []
         for number, flow in list(self._flows.items()):
-            if flow.used_since_sweep or flow.pending or not flow.all_released:
+            if flow.used_since_sweep or flow.waiting or not flow.all_released:
                 flow.used_since_sweep = False
                 continue
             del self._flows[number]
@@ -299,31 +299,31 @@ class SendWindow(PendingMessages):
         self._check_sent(ack.sequence)
         # 1. This is done first, because steps 2 and 3 treat the rest of a frame as accepted.
         if ack.refusals:
-            self._refuse(ack.refusals)
+            self._apply_refusals(ack.refusals)
         while self._in_flight and self._in_flight[0].sequence <= ack.sequence:
             for entry in self._in_flight.popleft().entries:
-                flow = self._flows[entry.group.flow]
+                flow = self._flows[entry.group.flow_id]
                 # 2. The receiver may still fail before the message is processed.
                 if entry.retain:
-                    flow.unprocessed.append(entry)
+                    flow.unreleased.append(entry)
                     continue
                 self._settle(entry, None)  # 3.
                 if entry.inbound is not None:
-                    flow.unprocessed.append(self.settled[-1])
-        self.acknowledged = max(self.acknowledged, ack.sequence)
+                    flow.unreleased.append(self.settled[-1])
+        self.acked_frame = max(self.acked_frame, ack.sequence)
         if self._closed_in_frame:
             self._closed_in_frame = {
-                number: frame for number, frame in self._closed_in_frame.items() if frame > self.acknowledged
+                number: frame for number, frame in self._closed_in_frame.items() if frame > self.acked_frame
             }
         # A welcome with too many refusals acknowledges fewer frames than arrived; this update has the rest.
         while self._resend and self._resend[0].sequence <= ack.sequence:
             self._resend.popleft()
         for grant in ack.credits:
-            self._grant(grant, ack.sequence)
+            self._apply_grant(grant, ack.sequence)
 
     def has_gap_before(self, ack: Ack) -> bool:
         """Return True if an earlier acknowledgement was lost, which may have contained refusals."""
-        return ack.previous_sequence > self.acknowledged
+        return ack.previous_sequence > self.acked_frame
 
     @property
     def at_frame_limit(self) -> bool:
@@ -337,13 +337,13 @@ class SendWindow(PendingMessages):
     @property
     def awaits_update(self) -> bool:
         """True if an acknowledgement or release is outstanding. If it is overdue, send a probe."""
-        return bool(self.messages) or any(flow.unprocessed for flow in self._flows.values())
+        return bool(self.messages) or any(flow.unreleased for flow in self._flows.values())
 
     def _check_sent(self, sequence: int) -> None:
         if sequence >= self._next_sequence:
             raise ProtocolError(f"frame {sequence} was acknowledged, and {self._next_sequence - 1} were sent")
 
-    def _grant(self, grant: TaskCredit, sequence: int) -> None:
+    def _apply_grant(self, grant: TaskCredit, sequence: int) -> None:
         number = _flow_of(grant)
         flow = self._flows.get(number)
         if flow is None:
@@ -356,20 +356,20 @@ class SendWindow(PendingMessages):
         flow.granted_messages = max(flow.granted_messages, grant.messages)
         flow.granted_bytes = max(flow.granted_bytes, grant.bytes)
         flow.released_messages = max(flow.released_messages, grant.released_messages)
-        if flow.pending:
+        if flow.waiting:
             self._ready[number] = None
             if flow.has_credit:
                 self.blocked_flows.pop(number, None)
-        processed = grant.released_messages
-        while flow.unprocessed and flow.removed_count + flow.unprocessed[0].messages <= processed:
-            done = flow.unprocessed.popleft()
+        released_messages = grant.released_messages
+        while flow.unreleased and flow.removed_count + flow.unreleased[0].messages <= released_messages:
+            done = flow.unreleased.popleft()
             flow.removed_count += done.messages
-            if isinstance(done, Entry):  # 2. in apply_ack()
+            if isinstance(done, PendingPart):  # 2. in apply_ack()
                 self._settle(done, None)
             else:  # 3. in apply_ack()
                 self._released.append(done)
 
-    def _refuse(self, refusals: Iterable[Refusal]) -> None:
+    def _apply_refusals(self, refusals: Iterable[Refusal]) -> None:
         by_frame: dict[int, dict[int, DropReason]] = {}
         for refusal in refusals:
             unknown = refusal.code == ERROR_CODE_UNKNOWN_TASK
@@ -383,16 +383,16 @@ class SendWindow(PendingMessages):
             frame = self._in_flight[sequence - first]  # frames are numbered without gaps
             kept = []
             for entry in frame.entries:
-                if (drop_reason := reasons.get(entry.group.flow)) is None:
+                if (drop_reason := reasons.get(entry.group.flow_id)) is None:
                     kept.append(entry)
                 else:
                     self._settle(entry, drop_reason)
-                    group, flow = entry.group, self._flows[entry.group.flow]
+                    group, flow = entry.group, self._flows[entry.group.flow_id]
                     flow.sent_messages -= group.count  # neither side counts refused messages
                     flow.sent_bytes -= group.size_bytes
-                    if flow.pending and flow.has_credit:
-                        self._ready[group.flow] = None
-                        self.blocked_flows.pop(group.flow, None)
+                    if flow.waiting and flow.has_credit:
+                        self._ready[group.flow_id] = None
+                        self.blocked_flows.pop(group.flow_id, None)
             frame.entries = kept
 
 

@@ -6,14 +6,14 @@ from operator import attrgetter
 from typing import NamedTuple
 
 
-class Share(NamedTuple):
+class Amount(NamedTuple):
     """The capacity that a session may use for unreleased messages to one task."""
 
     messages: int
     size_bytes: int
 
 
-_EMPTY_SHARE = Share(0, 0)
+_EMPTY_SHARE = Amount(0, 0)
 
 
 class QueueShares:
@@ -24,18 +24,18 @@ class QueueShares:
     get a separate grant for each such task; few tasks are that full. Call only from the event loop.
     """
 
-    def __init__(self, total: Share, minimum: Share) -> None:
+    def __init__(self, total: Amount, minimum: Amount) -> None:
         """Divide `total` of each task's queue. No share is below `minimum` while the queue has free space."""
         self.total = total
         self.min_share = minimum
         self._sessions = 1
         self.initial_share = self._share_of(total)
         """The share of a queue without many messages of closed sessions."""
-        self._orphaned: dict[int, Share] = {}
-        self._announced: dict[int, Share] = {}
+        self._orphaned: dict[int, Amount] = {}
+        self._announced: dict[int, Amount] = {}
 
-    def _share_of(self, free: Share) -> Share:
-        return Share(
+    def _share_of(self, free: Amount) -> Amount:
+        return Amount(
             max(self.min_share.messages, free.messages // self._sessions),
             max(self.min_share.size_bytes, free.size_bytes // self._sessions),
         )
@@ -45,39 +45,39 @@ class QueueShares:
         self._sessions = max(1, sessions)
         self.initial_share = self._share_of(self.total)
 
-    def share_for(self, task: int) -> Share:
+    def share_for(self, task: int) -> Amount:
         """Return the current share of each session in a task's queue."""
         if task not in self._announced:  # less than a quarter of the queue is used by closed sessions
             return self.initial_share
         queued = self._orphaned.get(task, _EMPTY_SHARE)
-        free = Share(self.total.messages - queued.messages, self.total.size_bytes - queued.size_bytes)
+        free = Amount(self.total.messages - queued.messages, self.total.size_bytes - queued.size_bytes)
         # With a minimum here, each new sender could add messages to a queue without free space.
         if free.messages <= 0 or free.size_bytes <= 0:
             return _EMPTY_SHARE
         return self._share_of(free)
 
     @property
-    def smallest_share(self) -> Share:
+    def smallest_share(self) -> Amount:
         """The smallest current share in any task's queue."""
-        shares = map(self.share_for, self.nearly_full_tasks)
+        shares = map(self.share_for, self.reduced_share_tasks)
         return min(shares, key=attrgetter("messages"), default=self.initial_share)
 
     @property
-    def nearly_full_tasks(self) -> list[int]:
+    def reduced_share_tasks(self) -> list[int]:
         """The tasks with smaller shares: messages of closed sessions fill a quarter of their queue."""
         return list(self._announced)
 
     def add_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
         """Add the messages that a closed session left in a task's queue."""
         queued = self._orphaned.get(task, _EMPTY_SHARE)
-        queued = self._orphaned[task] = Share(queued.messages + messages, queued.size_bytes + size_bytes)
+        queued = self._orphaned[task] = Amount(queued.messages + messages, queued.size_bytes + size_bytes)
         if self._is_significant(queued):
             self._announced[task] = queued
 
     def on_released(self, task: int, messages: int, size_bytes: int) -> bool:
         """Subtract released messages of closed sessions; return True if other senders should get a grant."""
         queued = self._orphaned[task]
-        queued = Share(queued.messages - messages, queued.size_bytes - size_bytes)
+        queued = Amount(queued.messages - messages, queued.size_bytes - size_bytes)
         if queued.messages:
             self._orphaned[task] = queued
         else:
@@ -90,11 +90,11 @@ class QueueShares:
             return True
         # Announce freed space in steps of a quarter, not at every release.
         if self._is_significant(
-            Share(announced.messages - queued.messages, announced.size_bytes - queued.size_bytes)
+            Amount(announced.messages - queued.messages, announced.size_bytes - queued.size_bytes)
         ):
             self._announced[task] = queued
             return True
         return False
 
-    def _is_significant(self, part: Share) -> bool:
+    def _is_significant(self, part: Amount) -> bool:
         return part.messages * 4 >= self.total.messages or part.size_bytes * 4 >= self.total.size_bytes

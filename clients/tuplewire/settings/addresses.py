@@ -100,9 +100,9 @@ def resolve_topology(topology: str | None) -> str:
     return topology
 
 
-def _check_text(what: str, text: str) -> None:
+def _check_text(label: str, text: str) -> None:
     """Raise ConfigError for text that Python decoded with a different encoding than the shell's."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{what} is not valid Unicode: Python misread it; set LC_ALL=C.UTF-8") from error
+        raise ConfigError(f"{label} is not valid Unicode: Python misread it; set LC_ALL=C.UTF-8") from error

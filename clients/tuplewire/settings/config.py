@@ -17,7 +17,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.settings.keywords import expand_keywords
 from tuplewire.settings.settings import (
     SECONDS,
-    SECONDS_OR_EVER,
+    SECONDS_OR_INF,
     SECONDS_OR_ZERO,
     SIZE,
     Settings,
@@ -90,13 +90,13 @@ class SessionSettings(Settings):
         SECONDS, 60.0, "maximum time that send waits for space, unless the caller passes a timeout"
     )
     flush_timeout_seconds: float = setting(
-        SECONDS_OR_EVER,
+        SECONDS_OR_INF,
         30.0,
         "maximum time that flush, close and the end of a `with` block wait for acknowledgements, unless the "
         "caller passes a timeout; inf: no limit",
     )
     connect_timeout_seconds: float = setting(
-        SECONDS_OR_EVER,
+        SECONDS_OR_INF,
         30.0,
         "maximum time that recv waits until a worker accepts it, unless the caller passes a timeout; inf: no "
         "limit",
@@ -149,14 +149,14 @@ class SessionSettings(Settings):
 
     def send_timeout(self, timeout: float | None) -> float:
         """Return the maximum wait of send() in seconds: `timeout`, or as configured; 0 with overflow=fail."""
-        given = checked_timeout(timeout)
+        caller_timeout = check_timeout(timeout)
         if self.overflow is Overflow.FAIL:
             return 0.0
-        return self.max_block_seconds if given is None else given
+        return self.max_block_seconds if caller_timeout is None else caller_timeout
 
     def flush_timeout(self, timeout: float | None) -> float:
         """Return the seconds to wait for acknowledgements. timeout: the caller's; None: as configured."""
-        given = checked_timeout(timeout)
+        given = check_timeout(timeout)
         return self.flush_timeout_seconds if given is None else given
 
     @property
@@ -165,7 +165,7 @@ class SessionSettings(Settings):
         return 2 * self.max_frame_bytes + self.max_message_bytes + MIB
 
 
-def checked_timeout(timeout: Any, name: str = "timeout") -> float | None:
+def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
     """Return a timeout in seconds. Raises ConfigError if it is neither None nor a number."""
     if timeout is None or (isinstance(timeout, Real) and not isnan(timeout)):
         return None if timeout is None else float(timeout)
@@ -198,7 +198,7 @@ class SessionKeywords(TypedDict, total=False):
 
 expand_settings = expand_keywords(
     SessionKeywords,
-    {name: each.kind.plain(each.default) for name, each in settings_of(SessionSettings).items()},
+    {name: each.kind.to_plain(each.default) for name, each in settings_of(SessionSettings).items()},
     [(name, each.help) for name, each in settings_of(SessionSettings).items()],
 )
 """Decorates functions that accept SessionKeywords."""

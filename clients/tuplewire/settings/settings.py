@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from tuplewire.errors import ConfigError
-from tuplewire.settings.storm_keys import is_storm_key
+from tuplewire.settings.storm_keys import accept_storm_key
 
 ENVIRONMENT_PREFIX = "TUPLEWIRE_"
 """The prefix of Tuplewire's environment variables."""
@@ -42,26 +42,26 @@ class Kind:
     Python types; a bool is not a number. read: converts a typed value; raises ValueError or TypeError for an
     invalid one, or a ConfigError with a message for the user.
     parse: converts text to a value, which is checked afterwards. plain: converts a value for JSON.
-    write: returns text for parse, if users write a value differently from `plain`.
+    write: returns text for parse, if users write a value differently from `to_plain`.
     """
 
     metavar: str
     allowed: str
     types: type | tuple[type, ...]
-    read: Callable[[Any], Any] = lambda value: value
+    convert: Callable[[Any], Any] = lambda value: value
     parse: Callable[[str], Any] = str.strip
-    plain: Callable[[Any], Any] = lambda value: value
+    to_plain: Callable[[Any], Any] = lambda value: value
     write: Callable[[Any], str] | None = None
 
     def check(self, value: Any) -> Any:
         """Return a typed value as it is stored. Raises ValueError or TypeError for an invalid one."""
         if not isinstance(value, self.types) or isinstance(value, bool) != (self.types is bool):
             raise TypeError
-        return self.read(value)
+        return self.convert(value)
 
     def to_user_value(self, value: Any) -> Any:
         """Return a value as users write it: a string, a number or a bool."""
-        return (self.write or self.plain)(value)
+        return (self.write or self.to_plain)(value)
 
 
 def in_range(minimum: float, maximum: float = math.inf) -> Callable[[Any], Any]:
@@ -88,28 +88,28 @@ def _parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[(match[2] or match[3] or "").lower()]
 
 
-def _seconds(minimum: float, words: str) -> Kind:
+def _seconds(minimum: float, bounds: str) -> Kind:
     finite = in_range(minimum, sys.float_info.max)
-    return Kind("SECONDS", f"a time in seconds, {words}", (int, float), finite, float)
+    return Kind("SECONDS", f"a time in seconds, {bounds}", (int, float), finite, float)
 
 
 SIZE = Kind("SIZE", "a number of bytes from 1", int, in_range(1), _parse_size)
 """Bytes; text may have a unit such as KiB."""
 SECONDS = _seconds(math.ulp(0.0), "more than 0")
 SECONDS_OR_ZERO = _seconds(0.0, "from 0")
-SECONDS_OR_EVER = Kind(
+SECONDS_OR_INF = Kind(
     "SECONDS_OR_INF", "a time in seconds or inf, more than 0", (int, float), in_range(math.ulp(0.0)), float
 )
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-FLAG = Kind("BOOLEAN", "true or false", bool, parse=lambda text: _BOOLEANS.get(text.strip().lower()))
+BOOLEAN = Kind("BOOLEAN", "true or false", bool, parse=lambda text: _BOOLEANS.get(text.strip().lower()))
 
 
 def _in_milliseconds(kind: Kind) -> Kind:
     return replace(
         kind,
         allowed=kind.allowed.replace("seconds", "milliseconds"),
-        read=lambda value: kind.read(value / 1000),
-        plain=lambda value: value * 1000,
+        convert=lambda value: kind.convert(value / 1000),
+        to_plain=lambda value: value * 1000,
     )
 
 
@@ -141,7 +141,7 @@ FILE = Kind("FILE", "the name of a file", str, _not_empty)
 
 def list_of(kind: Kind, metavar: str, allowed: str) -> Kind:
     """Return the kind of lists of another kind."""
-    return Kind(metavar, allowed, (list, tuple), lambda value: tuple(map(kind.check, value)), plain=list)
+    return Kind(metavar, allowed, (list, tuple), lambda value: tuple(map(kind.check, value)), to_plain=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +171,9 @@ class Setting:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
-    def is_flag(self) -> bool:
+    def is_boolean(self) -> bool:
         """True if the value is a bool."""
-        return self.kind is FLAG
+        return self.kind is BOOLEAN
 
     def kind_at(self, key: str) -> Kind:
         """Return the kind for a key, which may be in milliseconds."""
@@ -307,14 +307,14 @@ class Settings:
 
     def conf(self) -> dict[str, Any]:
         """Return the values that are not defaults, as a plain configuration for from_conf()."""
-        found: dict[str, Any] = {}
+        conf: dict[str, Any] = {}
         for name, declared in settings_of(type(self)).items():
             value = getattr(self, name)
             if value != declared.default:
-                found[declared.key] = declared.kind_at(declared.key).plain(value)
+                conf[declared.key] = declared.kind_at(declared.key).to_plain(value)
         for name in nested_of(type(self)):
-            found.update(getattr(self, name).conf())
-        return found
+            conf.update(getattr(self, name).conf())
+        return conf
 
 
 _DECLARED: dict[type, Mapping[str, Setting]] = {}
@@ -361,7 +361,7 @@ def read_keys(
     for key, value in items:
         declared = known.get(key)
         if declared is None:
-            if key in elsewhere or is_storm_key(str(key), value):
+            if key in elsewhere or accept_storm_key(str(key), value):
                 continue
             if str(key).startswith(ours):
                 raise unknown_error(f"setting {key!r}{source}", key, [*known, *elsewhere])
@@ -370,12 +370,12 @@ def read_keys(
             if name in labels:
                 raise ConfigError(f"{labels[name]} and {label} are the same setting: keep one")
             labels[name] = label
-            parsed = text and isinstance(value, str) and not declared.is_flag
+            parsed = text and isinstance(value, str) and not declared.is_boolean
             values[name] = declared.check(value, label, key, text=parsed)
     return values
 
 
-def unknown_error(what: str, wrong: str, known: Iterable[str]) -> ConfigError:
+def unknown_error(label: str, wrong: str, known: Iterable[str]) -> ConfigError:
     """Return the error for an unknown name, with the nearest known names, or else all candidates.
 
     Names with the same prefix up to the last dot are compared by the rest.
@@ -389,4 +389,4 @@ def unknown_error(what: str, wrong: str, known: Iterable[str]) -> ConfigError:
     near = [each for each in ends if each.startswith(end)] or difflib.get_close_matches(end, ends, cutoff=0.7)
     meant = " or ".join(beginning + each for each in near[:3])
     advice = f"did you mean {meant}?" if near else f"known are: {', '.join(names)}"
-    return ConfigError(f"unknown {what}; {advice}")
+    return ConfigError(f"unknown {label}; {advice}")

@@ -137,7 +137,7 @@ _TRANSPORTS: Mapping[str, str] = {"netty": "grpc", "zmq": "zmq", "local": "local
 _warned: set[str] = set()
 
 
-def is_storm_key(key: str, value: Any) -> bool:
+def accept_storm_key(key: str, value: Any) -> bool:
     """Return True for a key of Storm without an effect here, of which one warning is logged.
 
     Logs one warning for each key without an effect. Raises ConfigError for an effect that is missing here.

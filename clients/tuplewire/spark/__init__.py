@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tuplewire.spark.offsets import lag
 
 __all__ = ["ClientHandle", "check_slots", "lag", "membership", "register", "reject_rows"]
-_HOMES = {
+_LAZY_IMPORTS = {
     "ClientHandle": "tuplewire.spark.client_handle",
     "check_slots": "tuplewire.spark.executors",
     "lag": "tuplewire.spark.offsets",
@@ -55,8 +55,8 @@ def register(spark: SparkSession) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _LAZY_IMPORTS:
+        return getattr(import_module(_LAZY_IMPORTS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

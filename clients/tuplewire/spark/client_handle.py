@@ -30,11 +30,11 @@ from tuplewire.values.message import Headers, TaskMessage
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
 """The connected clients of this process, which runs several Spark tasks and jobs."""
-_open_clients: WeakValueDictionary[_Key, BlockClient] = WeakValueDictionary()
+_open_blocks: WeakValueDictionary[_Key, BlockClient] = WeakValueDictionary()
 """The open blocks. References are weak, so that BlockClient.__del__ detects the lost blocks of a driver."""
-_task_clients: dict[_Key, BlockClient] = {}
-"""The open blocks of a Spark task, which must stay alive until _raise_if_unflushed() inspects them."""
-_unreported: list[str] = []
+_task_blocks: dict[_Key, BlockClient] = {}
+"""The open blocks of a Spark task, which must stay alive until _end_spark_task() inspects them."""
+_unreported_failures: list[str] = []
 """The failures that could not be raised where they happened."""
 _lock = threading.RLock()
 
@@ -42,9 +42,9 @@ _lock = threading.RLock()
 def _reset_after_fork() -> None:
     global _lock
     _clients.clear()
-    _open_clients.clear()
-    _task_clients.clear()
-    _unreported.clear()
+    _open_blocks.clear()
+    _task_blocks.clear()
+    _unreported_failures.clear()
     _lock = threading.RLock()
 
 
@@ -78,7 +78,7 @@ class BlockClient(NotPicklable, AnswerMethods):
         """Record messages that no flush() has waited for. Any thread may call this, so it must not wait."""
         if self._client is not None and self._unflushed:
             source = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
-            _unreported.append(
+            _unreported_failures.append(
                 f"{source} has sent messages and ended without leaving its `with` block, so it did not wait "
                 "until they were acknowledged: use `with`, and let generators run to their end"
             )
@@ -231,12 +231,12 @@ class ClientHandle(VersionChecked):
         else:
             _hook_task_ends()
         with _lock:
-            block = _open_clients.get(key)
+            block = _open_blocks.get(key)
             if block is None:
                 _clients[key] = client = _clients.get(key) or Client(**self._arguments)
-                _open_clients[key] = block = BlockClient(client, attempt)
+                _open_blocks[key] = block = BlockClient(client, attempt)
                 if attempt is not None:
-                    _task_clients[key] = block
+                    _task_blocks[key] = block
             block.depth += 1
         return block
 
@@ -247,7 +247,7 @@ class ClientHandle(VersionChecked):
         then closed, and the next block opens a new one.
         """
         key = self._key()
-        block = _open_clients.get(key)
+        block = _open_blocks.get(key)
         if block is None:
             return  # the client was not kept, so no messages were sent
         # A generator that is closed early, as with a limit, has not failed: its messages are flushed.
@@ -260,7 +260,7 @@ class ClientHandle(VersionChecked):
         except TuplewireError as failure:
             _discard(key)
             if abandoned:  # Python ignores errors raised while an abandoned generator is closed
-                _unreported.append(
+                _unreported_failures.append(
                     f"a generator was closed before its end, and its messages failed: {failure}"
                 )
             raise
@@ -270,13 +270,13 @@ class ClientHandle(VersionChecked):
                 block.depth -= 1
                 if not block.depth:
                     block.invalidate()
-                    _open_clients.pop(key, None)
-                    _task_clients.pop(key, None)
+                    _open_blocks.pop(key, None)
+                    _task_blocks.pop(key, None)
 
 
 @lru_cache(1)
 def _hook_task_ends() -> None:
-    """Call _raise_if_unflushed at the end of each Spark task of this process.
+    """Call _end_spark_task at the end of each Spark task of this process.
 
     The call is made after the task's function has returned and all its results are written, but before the
     task is reported as successful, so an error fails this task. It is not made after another error.
@@ -291,32 +291,32 @@ def _hook_task_ends() -> None:
     def set_context_and_check(cls: type[TaskContext], context: TaskContext | None) -> None:
         set_context(cls, context)
         if context is None:
-            _raise_if_unflushed()
+            _end_spark_task()
 
     TaskContext._setTaskContext = classmethod(set_context_and_check)  # type: ignore[assignment, method-assign]
 
 
-def _raise_if_unflushed() -> None:
-    for block in list(_open_clients.values()):
+def _end_spark_task() -> None:
+    for block in list(_open_blocks.values()):
         block.record_unflushed()
         block.invalidate()
-    _open_clients.clear()
-    _task_clients.clear()
+    _open_blocks.clear()
+    _task_blocks.clear()
     _raise_unreported()
 
 
 def _raise_unreported() -> None:
-    if _unreported:
-        texts = "; ".join(_unreported)
-        _unreported.clear()
+    if _unreported_failures:
+        texts = "; ".join(_unreported_failures)
+        _unreported_failures.clear()
         raise UnflushedMessagesError(texts)
 
 
 def _report_at_exit() -> None:
     """Print the failures that were not raised before the process exits."""
-    for block in list(_open_clients.values()):
+    for block in list(_open_blocks.values()):
         block.record_unflushed()
-    for text in set(_unreported):
+    for text in set(_unreported_failures):
         print(f"tuplewire: {text}", file=sys.stderr)
 
 

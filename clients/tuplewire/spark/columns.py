@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuplewire.values.arrow import key_and_headers, record_batch, repeated
-from tuplewire.values.arrow_headers import EMPTY, HEADERS, KEY, encode_columns, without_names
+from tuplewire.values.arrow import build_record_batch, key_and_headers, repeat_column
+from tuplewire.values.arrow_headers import EMPTY, HEADERS, KEY, encode_columns, has_nameless_header
 from tuplewire.values.headers import TOMBSTONE
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False
 
     first: the first sequence. Raises MalformedError if a program has sent an invalid key or headers.
     """
-    columns = record_batch(groups)
+    columns = build_record_batch(groups)
     message = columns.column("message")
     if any(_TOMBSTONE_NAME in group.header_data for group in groups):
         key, pairs, message = _with_tombstones(groups, message)
@@ -36,18 +36,18 @@ def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False
         key, pairs = key_and_headers(groups, headers=headers)
     count = columns.num_rows
     # first, first + 1 and so on, without an object for each row.
-    sequences = pc.cumulative_sum(repeated([first, 1], [1, count - 1], pa.int64()))
+    sequences = pc.cumulative_sum(repeat_column([first, 1], [1, count - 1], pa.int64()))
     # Whole milliseconds: finer digits may differ between attempts.
     times = [group.accepted_micros // 1000 * 1000 or None for group in groups]
-    found = {
+    columns_by_name = {
         "task": columns.column("task"),
         "message": message,
         "source": columns.column("source"),
         "sequence": sequences,
-        "timestamp": repeated(times, list(map(len, groups)), _TIME),
+        "timestamp": repeat_column(times, list(map(len, groups)), _TIME),
         "key": key,
     }
-    return pa.RecordBatch.from_pydict(found | {"headers": pairs} if headers else found)
+    return pa.RecordBatch.from_pydict(columns_by_name | {"headers": pairs} if headers else columns_by_name)
 
 
 def _with_tombstones(groups: Sequence[TaskGroup], message: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -70,7 +70,7 @@ def encode_rows(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Arr
     if key is None and headers is None:
         return pa.RecordBatch.from_pydict({"message": message}), {}
     bad_masks: dict[str, pa.Array] = {}
-    if headers is not None and pc.any(nameless := without_names(headers)).as_py():
+    if headers is not None and pc.any(nameless := has_nameless_header(headers)).as_py():
         bad_masks["a header has no name"] = nameless
         rows = pa.array(range(len(headers)))
         headers = headers.take(pc.if_else(nameless, pa.nulls(len(rows), rows.type), rows))

@@ -132,9 +132,9 @@ class TuplewireDataSource(VersionChecked, DataSource):
 
         return TuplewireStreamWriter(self._sink_options(schema, overwrite, ".outputMode('append')"))
 
-    def _sink_options(self, schema: StructType, overwrite: bool, instead: str) -> SinkOptions:  # noqa: FBT001
+    def _sink_options(self, schema: StructType, overwrite: bool, append_mode: str) -> SinkOptions:  # noqa: FBT001
         if overwrite:
-            raise ConfigError(f"messages that were sent cannot be overwritten: use {instead}")
+            raise ConfigError(f"messages that were sent cannot be overwritten: use {append_mode}")
         options = sink_options(self.options)
         check_write_schema(schema, options.grouping)
         return options
@@ -184,11 +184,11 @@ def reject_rows(
         pair(COUNT, count),
         pair(TIME, F.date_format(F.current_timestamp(), _ISO_FORMAT)),
     )
-    dead = count >= limit
-    more = F.when(dead, F.filter(letter_headers, lambda each: each["value"].isNotNull()))
+    is_dead_letter = count >= limit
+    letter_columns = F.when(is_dead_letter, F.filter(letter_headers, lambda each: each["value"].isNotNull()))
     return rows.select(
-        F.when(dead, F.lit(dead_letter_task)).otherwise(F.col("task")).cast("int").alias("task"),
+        F.when(is_dead_letter, F.lit(dead_letter_task)).otherwise(F.col("task")).cast("int").alias("task"),
         "message",
         "key",
-        F.concat(others, more.otherwise(F.array(pair(REJECTED, count)))).alias("headers"),
+        F.concat(others, letter_columns.otherwise(F.array(pair(REJECTED, count)))).alias("headers"),
     )

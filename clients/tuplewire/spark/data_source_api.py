@@ -73,7 +73,7 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
 
     def __init__(self, create_reader: Callable[[], DataSourceStreamReader]) -> None:
         self._create_reader = create_reader
-        self._planned: dict[str, Any] | None = None
+        self._planned_end: dict[str, Any] | None = None
         self._last_start: dict[str, Any] | None = None
 
     @cached_property
@@ -89,7 +89,7 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
         return self._initial
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name
-        return self._latest(self._initial if self._planned is None else self._planned)
+        return self._latest(self._initial if self._planned_end is None else self._planned_end)
 
     def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
         self._last_start = start
@@ -103,7 +103,7 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
         """
         if start not in (end, self._last_start):
             self._latest(start)
-        self._planned = end
+        self._planned_end = end
         return self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]] | Iterator[pa.RecordBatch]:

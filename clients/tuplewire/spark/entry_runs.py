@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 LastSequences = Mapping[int, int]
 """By the number of an entry worker: the entry sequence of its last message that was read."""
-MAX_BEFORE = 100
+MAX_REMEMBERED_WORKERS = 100
 """The maximum number of remembered entry workers of a task with messages that may be redelivered."""
 
 SequenceRange = tuple[int, int]
@@ -22,18 +22,18 @@ SequenceRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class EntryRuns:
-    """Unacknowledged messages of a task, from the sequence `first` on.
+    """Unacknowledged messages of a task, from the sequence `first_sequence` on.
 
     start: the sequence after which the task's messages start at this worker. runs: in order, the number of
     messages, their entry worker's number, and the entry sequence of the first message.
     """
 
-    first: int
+    first_sequence: int
     start: int
     runs: tuple[tuple[int, int, int], ...]
 
     def _iter_runs(self, last: int) -> Iterator[tuple[int, int, int, int]]:
-        sequence = self.first
+        sequence = self.first_sequence
         for count, worker, entry in self.runs:
             if sequence <= last:
                 yield sequence, min(count, last - sequence + 1), worker, entry
@@ -79,10 +79,10 @@ def merge(one: LastSequences, other: LastSequences) -> dict[int, int]:
     return {worker: max(one.get(worker, 0), other.get(worker, 0)) for worker in {**one, **other}}
 
 
-def redeliverable(read_before: LastSequences, entries: LastSequences) -> dict[int, int]:
+def filter_redeliverable(read_before: LastSequences, entries: LastSequences) -> dict[int, int]:
     """Return the part of `read_before` that may still be redelivered after the messages of `entries`.
 
     An entry worker's messages arrive in order, so none up to its last message in `entries` can follow.
     """
     remaining = {worker: entry for worker, entry in read_before.items() if entries.get(worker, 0) < entry}
-    return dict(list(remaining.items())[-MAX_BEFORE:])
+    return dict(list(remaining.items())[-MAX_REMEMBERED_WORKERS:])

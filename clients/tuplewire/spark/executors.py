@@ -61,9 +61,9 @@ class Executors:
             named = [(each.id(), each.hostPort()) for each in found]
             # An executor that is being decommissioned or killed is still listed, but not active.
             return [
-                SparkExecutor(number, _host_of(host))
-                for number, host in named
-                if backend.isExecutorActive(number)
+                SparkExecutor(executor_id, _host_of(host_port))
+                for executor_id, host_port in named
+                if backend.isExecutorActive(executor_id)
             ]
         except (Py4JError, OSError) as error:
             raise UnreachableError(
@@ -116,21 +116,21 @@ def membership(
     return Membership(discover, tasks, **settings)
 
 
-def check_slots(spark: SparkSession, tasks: int, what: str = "the program") -> None:
+def check_slots(spark: SparkSession, n_tasks: int, program: str = "the program") -> None:
     """Raise ConfigError if Spark cannot run this number of PySpark tasks at the same time.
 
     Spark itself would let the tasks wait without a message, or for ten minutes in a barrier stage. All slots
     count, busy or not. Over Spark Connect, this does nothing unless the master is local.
 
     Args:
-        tasks: The number of tasks that wait for each other; plus one with a streaming query next to them.
-        what: The name of the caller, for the error.
+        n_tasks: The number of tasks that wait for each other; plus one with a streaming query next to them.
+        program: The name of the caller, for the error.
     """
     slots = _local_slots(spark.conf.get("spark.master", "") or "") if is_remote(spark) else _slots(spark)
-    if slots is not None and slots < tasks:
+    if slots is not None and slots < n_tasks:
         raise ConfigError(
-            f"{what} runs {tasks} PySpark tasks at the same time, and Spark has {slots} slot(s): give it "
-            f"more cores or executors, such as local[{tasks}], or run fewer. Where executors start late, "
+            f"{program} runs {n_tasks} PySpark tasks at the same time, and Spark has {slots} slot(s): give "
+            f"it more cores, such as local[{n_tasks}], or run fewer. Where executors start late, "
             "spark.scheduler.minRegisteredResourcesRatio=1 and "
             "spark.scheduler.maxRegisteredResourcesWaitingTime=5m have Spark wait for them"
         )

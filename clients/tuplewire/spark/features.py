@@ -40,11 +40,11 @@ def is_remote(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def unsupported(what: str, first: str, instead: str) -> UnsupportedSparkVersionError:
+def unsupported(feature: str, first: str, instead: str) -> UnsupportedSparkVersionError:
     """Return the error for a feature of Spark `first` and later. instead: the advice for the user."""
     from pyspark import __version__ as installed
 
-    return UnsupportedSparkVersionError(f"{what} needs Spark {first}, this is {installed}: {instead}")
+    return UnsupportedSparkVersionError(f"{feature} needs Spark {first}, this is {installed}: {instead}")
 
 
 def has_admission_control() -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.spark.entry_runs import EntryRuns, LastSequences, count_messages, merge, redeliverable
+from tuplewire.spark.entry_runs import EntryRuns, LastSequences, count_messages, filter_redeliverable, merge
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -184,7 +184,7 @@ class PreviousOwner:
     exited_uncleanly: bool = False
 
     @property
-    def lost(self) -> bool:
+    def has_lost(self) -> bool:
         """True if messages were lost with this worker."""
         return self.exited_uncleanly or self.dropped_messages > 0
 
@@ -193,12 +193,12 @@ def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, unr
     """Return the error for messages lost with a previous owner; unread: the number at the last poll."""
     if previous_owner.dropped_messages:
         why = "shut down while no worker could accept its messages"
-        much = f"up to {previous_owner.dropped_messages} messages"
+        loss = f"up to {previous_owner.dropped_messages} messages"
     else:
         why = "restarted or failed without a clean shutdown"
-        much = f"{unread} unread messages, and messages that arrived after the last poll"
+        loss = f"{unread} unread messages, and messages that arrived after the last poll"
     return DataLossError(
-        f"task {task} was at a worker ({offset.address}) that {why}: {much} are lost or arrive again. "
+        f"task {task} was at a worker ({offset.address}) that {why}: {loss} are lost or arrive again. "
         "Set failOnDataLoss=false to continue with the rest"
     )
 
@@ -265,12 +265,12 @@ def next_offset(
         if total > max_bytes:
             fitting = int(sum(waiting.values()) * max_bytes / total)
             max_messages = max(1, fitting if max_messages is None else min(fitting, max_messages))
-    taken = waiting if max_messages is None else divide_limit(waiting, max_messages)
-    if not any(taken.values()):
+    counts = waiting if max_messages is None else divide_limit(waiting, max_messages)
+    if not any(counts.values()):
         return start
     offsets = {
-        task: TaskOffset(each.worker, begins[task] + taken[task], each.address)
-        if taken[task]
+        task: TaskOffset(each.worker, begins[task] + counts[task], each.address)
+        if counts[task]
         else start.offsets[task]
         for task, each in states.items()
     }
@@ -298,12 +298,12 @@ def add_entry_sequences(start: Offset, current: Offset, end: Offset, runs: Mappi
     offsets = dict(end.offsets)
     for task, each in runs.items():
         offset, last = current.offsets[task], end.offsets[task].sequence
-        first = max(each.first - 1, offset.sequence)
+        first = max(each.first_sequence - 1, offset.sequence)
         entries = each.last_sequences(last)
         offsets[task] = replace(
             end.offsets[task],
             entries=entries,
-            before=redeliverable(offset.before, entries),
+            before=filter_redeliverable(offset.before, entries),
             messages=count_messages(each.unread_ranges(first, last, offset.before)),
             first=None if offset is start.offsets.get(task) else first,
         )

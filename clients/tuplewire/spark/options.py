@@ -20,7 +20,7 @@ from tuplewire.settings.addresses import resolve_address, resolve_addresses, res
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import (
     ANY_TEXT,
-    FLAG,
+    BOOLEAN,
     KEY_PREFIX,
     REQUIRED,
     SECONDS,
@@ -35,7 +35,7 @@ from tuplewire.settings.settings import (
 )
 from tuplewire.spark.features import LIMIT_OPTIONS
 from tuplewire.values.group import check_task
-from tuplewire.values.task_ids import TASKS, TaskRanges, parse_ranges
+from tuplewire.values.task_ids import TASKS, TaskRanges, parse_tasks_or_ranges
 
 _SPARK_OPTIONS = ("checkpointlocation", "queryname")
 """Spark's own options that it passes to a format."""
@@ -55,7 +55,7 @@ _DELAY = Kind(
     "TIME",
     "a time with its unit, like 500ms, 30s, 15m or 1h, more than 0",
     (int, float),
-    SECONDS.read,
+    SECONDS.convert,
     _parse_time,
     write=lambda seconds: f"{seconds}s",
 )
@@ -94,8 +94,8 @@ _TASKS = replace(
     TASKS,
     allowed="task ids, 100- for all from 100 on, or * for all",
     types=(list, tuple, TaskRanges),
-    read=lambda tasks: tasks if isinstance(tasks, TaskRanges) else TASKS.read(tasks),
-    parse=parse_ranges,
+    convert=lambda tasks: tasks if isinstance(tasks, TaskRanges) else TASKS.convert(tasks),
+    parse=parse_tasks_or_ranges,
 )
 _OPTION_HINTS = {
     "path": "load() and save() take no path: name workers in the option address, and tasks in tasks",
@@ -160,7 +160,7 @@ class _ConnectionOptions(Settings):
     Settings of Credentials override the environment of the process that connects.
     """
 
-    client: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def default_key(cls, name: str) -> str:
@@ -171,13 +171,13 @@ class _ConnectionOptions(Settings):
     def credentials(self) -> Credentials:
         """Return the credentials, completed by the current environment of this process."""
         names = settings_of(Credentials)
-        return Credentials.from_environment(flags={k: v for k, v in self.client.items() if k in names})
+        return Credentials.from_environment(flags={k: v for k, v in self.settings.items() if k in names})
 
-    def session(self, worker_bytes: int) -> dict[str, Any]:
-        """Return the settings of a session. worker_bytes: the worker's limit for a message."""
+    def session_settings(self, worker_limit_bytes: int) -> dict[str, Any]:
+        """Return the settings of a session. worker_limit_bytes: the worker's limit for a message."""
         known = settings_of(SessionSettings)
-        values = {name: value for name, value in self.client.items() if name in known}
-        largest = min(values.get("max_message_bytes", worker_bytes), worker_bytes)
+        values = {name: value for name, value in self.settings.items() if name in known}
+        largest = min(values.get("max_message_bytes", worker_limit_bytes), worker_limit_bytes)
         # The buffer needs space for at least one message of the maximum size.
         buffer_bytes = max(largest, known["max_pending_bytes"].default)
         return {"max_pending_bytes": buffer_bytes, **values, "max_message_bytes": largest}
@@ -218,12 +218,12 @@ class SourceOptions(_ConnectionOptions):
     starting_offsets: StartingOffset | dict[int, StartingOffset] = setting(
         _STARTS, StartingOffset.EARLIEST, "start of a new query; latest discards the messages in the queue"
     )
-    include_headers: bool = setting(FLAG, False, "true: add the column headers")
+    include_headers: bool = setting(BOOLEAN, False, "true: add the column headers")
     fail_on_data_loss: bool = setting(
-        FLAG, True, "false: continue the query if messages are permanently lost"
+        BOOLEAN, True, "false: continue the query if messages are permanently lost"
     )
 
-    def starts_at(self, task: int) -> StartingOffset:
+    def starting_offset(self, task: int) -> StartingOffset:
         """Return the start of a new query in a task."""
         starts = self.starting_offsets
         return starts if isinstance(starts, str) else starts.get(task, StartingOffset.EARLIEST)

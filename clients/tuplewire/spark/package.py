@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _PACKAGES = ("tuplewire", "tuplewire_topology")
-_WHEN = (1980, 1, 1, 0, 0, 0)
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 """A fixed date, so that the same files result in the same zip."""
 
 
@@ -22,7 +22,7 @@ def write_package(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for package, path in ((each, path) for each in packages for path in sorted(each.rglob("*.py"))):
-            entry = zipfile.ZipInfo(path.relative_to(package.parent).as_posix(), _WHEN)
+            entry = zipfile.ZipInfo(path.relative_to(package.parent).as_posix(), _ZIP_DATE)
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 

@@ -127,10 +127,10 @@ class RangeReader:
                     self._read_sequences = merge(self._read_sequences, passed)
                 location = None  # continue at the new worker
 
-    def _has_moved(self, tasks: TaskPoller, location: _Location) -> bool | None:
+    def _has_moved(self, poller: TaskPoller, location: _Location) -> bool | None:
         """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
         try:
-            held = tasks.poll_once().get(self._range.task)
+            held = poller.poll_once().get(self._range.task)
         except RETRYABLE_ERRORS:
             return None
         return held is None or (held.worker, held.start) != (location.worker, location.runs.start)
@@ -155,14 +155,14 @@ class RangeReader:
             unread = runs.unread_ranges(0, sys.maxsize, self._read_sequences, end.entries)
             found = count_messages(unread)
             # The missing messages will not arrive any later: skip them, or raise DataLossError.
-            if (previous is not None and previous.lost) or time.monotonic() > deadline:
+            if (previous is not None and previous.has_lost) or time.monotonic() > deadline:
                 if found < rest:
                     self._skip_lost(rest - found, f"was at {end.address}, and they were lost with the worker")
                 break
             if found >= rest:
                 break
             if held.worker != end.worker:
-                previous = tasks.previous_owner(wanted.task, end.worker, end.address)
+                previous = tasks.wait_for_previous_owner(wanted.task, end.worker, end.address)
             time.sleep(POLL_SECONDS)
         if not unread:
             return None
@@ -180,8 +180,8 @@ class RangeReader:
             after_sequence=location.position,
             last_sequence=location.end,
         )
-        with tasks.client(location.address, self._options.timeout) as worker:
-            for frame in worker.read(request):
+        with tasks.client(location.address, self._options.timeout) as control:
+            for frame in control.read(request):
                 self._retry.reset()
                 self._skip_missing(location, frame[0].first_sequence - 1, tasks)
                 for groups in location.take(frame):
@@ -208,14 +208,14 @@ class RangeReader:
         location.position = last
         self._skip_lost(gone, "has another consumer, which has acknowledged them (a task has one consumer)")
 
-    def _skip_lost(self, messages: int, why: str) -> None:
+    def _skip_lost(self, count: int, why: str) -> None:
         """Skip this number of lost messages, or raise DataLossError."""
-        if not messages:
+        if not count:
             return
         first = self._range.start + self.messages_read + 1
-        which = f"messages {first} to {first + messages - 1} of task {self._range.task} are gone"
+        which = f"messages {first} to {first + count - 1} of task {self._range.task} are gone"
         text = f"{which}: the task {why}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to continue without them")
         logger.warning("spark.data_lost", extra={"reason": text})
-        self.messages_read += messages
+        self.messages_read += count

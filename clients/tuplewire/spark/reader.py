@@ -56,7 +56,7 @@ class RangePartition(InputPartition):
     """A partition of a read, which is sent to the Spark task. others: addresses of known workers."""
 
     message_range: ReadRange
-    others: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
 
 
 class RangePartitionReader(VersionChecked):
@@ -69,7 +69,7 @@ class RangePartitionReader(VersionChecked):
         """Return the messages of a partition, in order."""
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark plans one empty partition if there are none
-        return iter(RangeReader(partition.message_range, self._options, partition.others))
+        return iter(RangeReader(partition.message_range, self._options, partition.addresses))
 
 
 class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
@@ -81,9 +81,9 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition for each task with messages. Raises SupersededError if one has a consumer."""
-        with TaskPoller(self._options) as tasks:
+        with TaskPoller(self._options) as poller:
             while True:
-                states = tasks.poll_all()
+                states = poller.poll_all()
                 for task, each in states.items():
                     if each.consumer:
                         raise SupersededError(
@@ -92,11 +92,11 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
                 start = initial_offset(states)
                 end = Offset(end_offsets(states))
                 wanted = {task: each.sequence for task, each in task_ends(start, end).items()}
-                runs = tasks.fetch_runs(wanted, states)
+                runs = poller.fetch_runs(wanted, states)
                 if runs.keys() == wanted.keys():  # otherwise a task has moved since the poll
                     break
         end = add_entry_sequences(start, start, end, runs)
-        return [RangePartition(each, tasks.owners.others) for each in ranges(start, end, states, runs)]
+        return [RangePartition(each, poller.owners.others) for each in ranges(start, end, states, runs)]
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -109,7 +109,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        self._tasks = TaskPoller(options)
+        self._poller = TaskPoller(options)
         self._target: dict[int, TaskOffset] | None = None
         self._states: dict[int, QueueState] = {}
         self._idle_states: dict[int, QueueState] = {}
@@ -117,7 +117,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._end = Offset({})
         """The end of the last planned micro-batch."""
         self._last_batch_at = time.monotonic()
-        self._acknowledged: Offset | None = None
+        self._acknowledged_offset: Offset | None = None
         self._runs: dict[int, EntryRuns] = {}
         """The entry numbers of the messages that the last latestOffset() found."""
         self._checked_moves: set[tuple[int, int]] = set()
@@ -127,8 +127,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the start of a new query: before all unacknowledged messages, or after them."""
-        states = self._tasks.poll_all()
-        latest = {task for task in states if self._options.starts_at(task) is StartingOffset.LATEST}
+        states = self._poller.poll_all()
+        latest = {task for task in states if self._options.starting_offset(task) is StartingOffset.LATEST}
         if skipped := {task: states[task].tail - states[task].acknowledged for task in sorted(latest)}:
             logger.info("spark.messages_skipped", extra={"messages": skipped})
         return initial_offset(states, latest).to_json()
@@ -142,7 +142,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the current end of the tasks as the end of the query."""
-        self._target = end_offsets(self._tasks.poll_all())
+        self._target = end_offsets(self._poller.poll_all())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch, after waiting a moment for messages.
@@ -162,7 +162,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             wait = 0.0 if self._target is not None else max(0.0, deadline - time.monotonic())
-            states = self._tasks.poll_all(self._idle_states, wait)
+            states = self._poller.poll_all(self._idle_states, wait)
             now = time.monotonic()
             begin = position.relocate_to(states)
             self._check_previous_owners(position, states)
@@ -197,7 +197,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
     def _number_end(self, position: Offset, begin: Offset, end: Offset, states: QueueStates) -> Offset | None:
         """Return the end with numbers that stay valid after a move; None if a task moved since the poll."""
         taken = {task: each.sequence for task, each in end.offsets.items() if each is not begin.offsets[task]}
-        self._runs = runs = self._tasks.fetch_runs(taken, states)
+        self._runs = runs = self._poller.fetch_runs(taken, states)
         return add_entry_sequences(position, begin, end, runs) if runs.keys() == taken.keys() else None
 
     def _check_previous_owners(self, position: Offset, states: QueueStates) -> None:
@@ -209,8 +209,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             last = self._states.get(task)
             unread = last.tail - offset.sequence if last and last.worker == offset.worker else 0
             if self._options.fail_on_data_loss:
-                previous_owner = self._tasks.previous_owner(task, offset.worker, offset.address)
-                if previous_owner.lost:
+                previous_owner = self._poller.wait_for_previous_owner(task, offset.worker, offset.address)
+                if previous_owner.has_lost:
                     raise loss_error(task, offset, previous_owner, max(0, unread))
             self._checked_moves.add((task, each.worker))
 
@@ -219,7 +219,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         tasks = self._options.tasks
         removed = {task for task in start.offsets if task not in tasks} - self._checked_removed
         if removed and self._options.fail_on_data_loss:
-            check_removed(start, self._tasks.poll_tasks(removed))
+            check_removed(start, self._poller.poll_tasks(removed))
         self._checked_removed |= removed
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
@@ -242,13 +242,15 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         begin, last = map(Offset.from_json, (start, end))
         states = self._states
         if not states.keys() >= last.offsets.keys():  # after a restart, Spark repeats an older plan
-            states = self._tasks.poll_tasks(last.offsets.keys())
+            states = self._poller.poll_tasks(last.offsets.keys())
         wanted = {task: each.sequence for task, each in task_ends(begin, last).items()}
         if self._options.fail_on_data_loss:
             check_still_assigned(wanted, states)
         lacking = [task for task in wanted if task not in self._runs and task in states]
-        runs = self._runs | self._tasks.fetch_runs({task: wanted[task] for task in lacking}, states)
-        return [RangePartition(each, self._tasks.owners.others) for each in ranges(begin, last, states, runs)]
+        runs = self._runs | self._poller.fetch_runs({task: wanted[task] for task in lacking}, states)
+        return [
+            RangePartition(each, self._poller.owners.others) for each in ranges(begin, last, states, runs)
+        ]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge the committed messages."""
@@ -256,13 +258,13 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def _acknowledge(self, offset: Offset) -> None:
         """Acknowledge up to an offset, once. A failure does no harm: the next request repeats it."""
-        if offset == self._acknowledged:
+        if offset == self._acknowledged_offset:
             return
         try:
-            self._tasks.acknowledge(offset.offsets)
-            self._acknowledged = offset
+            self._poller.acknowledge(offset.offsets)
+            self._acknowledged_offset = offset
         except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
 
     def stop(self) -> None:
-        self._tasks.close()
+        self._poller.close()

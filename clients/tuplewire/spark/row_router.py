@@ -73,7 +73,7 @@ class BadRowFilter:
     """The number of bad rows."""
     _rows: int = 0
 
-    def check(
+    def filter(
         self, tasks: pa.Array, batch: pa.RecordBatch, bad_masks: Mapping[str, pa.Array] | None = None
     ) -> tuple[pa.Array, pa.RecordBatch, list[bytes]]:
         """Return the tasks and rows that can be sent, and the messages for the task that gets bad rows.
@@ -115,7 +115,7 @@ class BadRowFilter:
                 "filter them, or set the option badRows: drop, or the task that is to get them"
             )
         if self.count == len(rows):  # log the first ones only; the driver logs the total
-            logger.warning("sink.bad_rows", extra={"rows": len(rows), "policy": self.policy, "first": text})
+            logger.warning("sink.rejected", extra={"rows": len(rows), "policy": self.policy, "first": text})
         good = pc.invert(bad)
         if self.policy == DROP:
             return tasks.filter(good), batch.filter(good), []
@@ -154,7 +154,7 @@ def _shortened(message: pa.Scalar, limit: int) -> str | None:
 class RowRouter:
     """Converts batches of rows into groups of messages by task, without an object for each row.
 
-    bad_rows: counts rows that cannot be sent. With tracing, rows without a context get the current span's.
+    rejected: counts rows that cannot be sent. With tracing, rows without a context get the current span's.
     """
 
     def __init__(self, options: SinkOptions, partition: int, workers: SinkWorkers) -> None:
@@ -165,8 +165,8 @@ class RowRouter:
         extra_tasks = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
         workers.check_assigned((*options.tasks, *extra_tasks))
         self._options = options
-        limit = options.session(workers.max_message_bytes)["max_message_bytes"]
-        self.bad_rows = BadRowFilter(options.bad_rows, partition, limit, workers.find_assigned)
+        limit = options.session_settings(workers.max_message_bytes)["max_message_bytes"]
+        self.rejected = BadRowFilter(options.bad_rows, partition, limit, workers.find_assigned)
         tracing = get_tracing()
         self._trace_headers = None if tracing is None else tracing.current_context()
         self._grouping: SingleGrouping | None = None
@@ -177,7 +177,7 @@ class RowRouter:
         elif options.grouping is GroupingName.FIELDS:
             self._grouping = _fields(options.tasks)
 
-    def checked_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows that can be sent: `task`, `message`, and `encoded` if there are keys or headers.
 
         Raises BadRowsError for rows that cannot be sent, if the option badRows is `fail`. Bad rows for a task
@@ -186,21 +186,21 @@ class RowRouter:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            tasks, rows, bad = self.bad_rows.check(self._tasks(batch), *encode_rows(batch))
+            tasks, rows, bad = self.rejected.filter(self._choose_tasks(batch), *encode_rows(batch))
             yield rows.append_column("task", tasks)
             if bad and isinstance(self._options.bad_rows, int):
                 targets = pa.array([self._options.bad_rows] * len(bad), pa.int32())
                 yield pa.RecordBatch.from_pydict({"task": targets, "message": pa.array(bad, pa.binary())})
 
-    def groups(self, rows: pa.RecordBatch) -> list[TaskGroup]:
+    def to_groups(self, rows: pa.RecordBatch) -> list[TaskGroup]:
         """Return checked rows as messages, in order within each task."""
         encoded = rows.column("encoded") if "encoded" in rows.schema.names else None
         groups = groups_from_arrow(rows.column("task"), rows.column("message"), self._options.source, encoded)
         if self._trace_headers is None:
             return groups
-        return [with_context(group, self._trace_headers, self.bad_rows.max_message_bytes) for group in groups]
+        return [with_context(group, self._trace_headers, self.rejected.max_message_bytes) for group in groups]
 
-    def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
+    def _choose_tasks(self, batch: pa.RecordBatch) -> pa.Array:
         if self._grouping is None:
             return batch.column("task")
         if self._options.grouping is GroupingName.FIELDS:
@@ -219,7 +219,7 @@ class _LoadAware(LoadAwareShuffle):
     def _fetch_loads(self) -> dict[int, float]:
         try:
             with self._connect() as control:
-                return control.load(self.tasks)
+                return control.get_loads(self.tasks)
         except TuplewireError:
             return {}  # if the worker is unreachable, the send raises the error
 

@@ -42,12 +42,12 @@ logger = event_logger(__name__)
 
 _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
-_ATTEMPT_SECONDS = 5.0
+_SPACE_WAIT_SECONDS = 5.0
 """The time that a Spark task waits for free space before it logs a warning."""
 FREE_CORE_HINT = "If a query of this program is to read them, Spark needs a free core for it"
 """A write's tasks may use all cores: then neither can continue. See docs/how-to/spark.md."""
 _SHOWN_TASKS = 10
-_WAIT_SECONDS = 5.0
+_COMMIT_WAIT_SECONDS = 5.0
 """The time that a commit waits for free space. Spark cannot interrupt a commit: query.stop() and a cancelled
 job wait for its end. Afterwards, the workers continue with the waiting messages. See docs/how-to/spark.md."""
 _PREVIOUS_OWNER_SECONDS = 2.0
@@ -90,20 +90,20 @@ class SinkWorkers(TaskWorkers):
         if missing := sorted(set(tasks) - self.find_assigned(tasks)):
             raise self.owners.unknown_error(missing)
 
-    def retry_until_space(self, attempt: Callable[..., object]) -> None:
-        """Repeat `attempt` until there is free space, as long as the worker answers.
+    def retry_until_space(self, call: Callable[..., object]) -> None:
+        """Repeat `call` until there is free space, as long as the worker answers.
 
-        attempt: gets its time limit as `timeout`, and raises BufferFullError or FlushTimeoutError without
+        call: gets its time limit as `timeout`, and raises BufferFullError or FlushTimeoutError without
         free space. Raises UnreachableError if the worker does not answer within the timeout.
         """
-        warnings = LogRateLimiter()
+        log_rate = LogRateLimiter()
         while True:
             try:
-                attempt(timeout=min(self._timeout, _ATTEMPT_SECONDS))
+                call(timeout=min(self._timeout, _SPACE_WAIT_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
                 # Raises UnreachableError if the worker no longer answers; otherwise its queues are full.
-                self._with_retries(partial(self[self.last_address].load, [0]))
-                if warnings.due(self.last_address):
+                self._with_retries(partial(self[self.last_address].get_loads, [0]))
+                if log_rate.count_event(self.last_address):
                     reason = f"{error}. {FREE_CORE_HINT}"
                     logger.warning("sink.waiting", extra={"address": self.last_address, "reason": reason})
             else:
@@ -218,7 +218,7 @@ class AttemptStager(SinkWorkers):
             retry.reset()
             if not waits_for:
                 break
-            if warnings.due(peer.worker_id):
+            if warnings.count_event(peer.worker_id):
                 fields = {"sink": self._sink, "epoch": self._epoch, "worker": peer.worker_id}
                 reason = f"no room to stage: the tasks' queues are full. {FREE_CORE_HINT}"
                 logger.warning("sink.waiting", extra={**fields, "reason": reason, "waits_for": waits_for})
@@ -284,12 +284,12 @@ class Publisher(SinkWorkers):
             self._check(peer, earlier)
         for peer in unknown:
             published[peer] = self._publish(peer, earlier)
-        self._wait([peer for peer, answer in published.items() if answer.waiting_messages])
+        self._wait_for_space([peer for peer, answer in published.items() if answer.waiting_messages])
         return sum(each.chosen_messages for each in published.values())
 
-    def _wait(self, waiting: Sequence[Peer]) -> None:
+    def _wait_for_space(self, waiting: Sequence[Peer]) -> None:
         """Wait a few seconds for free space; log the tasks without any."""
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = time.monotonic() + _COMMIT_WAIT_SECONDS
         while waiting:
             polls: dict[Peer, pb.GetProgressResponse] = {}
             for peer in waiting:

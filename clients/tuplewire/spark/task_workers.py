@@ -101,7 +101,7 @@ class TaskWorkers(ControlClients):
         problems: list[UnreachableError] = []
         for address in self.owners.addresses:
             try:
-                assignment = self[address].assignment()
+                assignment = self[address].get_assignment()
             except UnreachableError as error:
                 problems.append(error)
                 continue
@@ -234,19 +234,19 @@ class TaskPoller(TaskWorkers):
             ends = {task: offsets[task].sequence for task in tasks}
             self[peer.address].acknowledge(self._topology, peer.worker_id, states[tasks[0]].worker, ends)
 
-    def previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner:
+    def wait_for_previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner:
         """Return the final state of a task's previous owner. worker: the owner's incarnation.
 
         Wait while it forwards messages or is unreachable, for at most the timeout.
         """
         deadline = time.monotonic() + self._timeout
-        while (found := self._previous_owner(task, worker, address)) is None:
+        while (found := self._poll_previous_owner(task, worker, address)) is None:
             if time.monotonic() > deadline:
                 return PreviousOwner(exited_uncleanly=True)
             time.sleep(POLL_SECONDS)
         return found
 
-    def _previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner | None:
+    def _poll_previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner | None:
         """Return the final state; None if it still has to forward messages, or is not known yet."""
         replaced = unreachable = False
         polled = [pb.PolledTask(task=task)]

@@ -95,7 +95,7 @@ class Part(WriterCommitMessage):
     sink: str
     staged: Mapping[Peer, bytes] = field(default_factory=dict)
     versions: frozenset[int] = frozenset()
-    bad_rows: int = 0
+    bad_row_count: int = 0
     failure: TuplewireError | None = None
     run: str = ""
 
@@ -138,13 +138,13 @@ class _WriterBase(VersionChecked):
                 client_id=f"spark-{self._write_id}-{partition}",
                 incarnation=context.taskAttemptId() + 1,
                 credentials=options.credentials(),
-                **options.session(workers.max_message_bytes),
+                **options.session_settings(workers.max_message_bytes),
             )
             try:
-                checked = router.checked_rows(batches)
+                checked = router.check_rows(batches)
                 if options.bad_rows == FAIL:
                     checked = buffered_until_checked(checked)
-                groups = (group for rows in split_batches(checked) for group in router.groups(rows))
+                groups = (group for rows in split_batches(checked) for group in router.to_groups(rows))
                 for piece in (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES)):
                     batch = TaskMessageBatch.from_groups([piece])
                     workers.retry_until_space(partial(client.send, batch))
@@ -153,22 +153,22 @@ class _WriterBase(VersionChecked):
                 client.close(timeout=0)  # drop unsent messages: the next attempt sends all again
                 raise
         client.close()
-        return Part(sink, bad_rows=router.bad_rows.count)
+        return Part(sink, bad_row_count=router.rejected.count)
 
     def _stage_part(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
         options, partition = self._options, _context().partitionId()
         with AttemptStager(options, sink, epoch, partition, self._start_owners) as stager:
             try:
                 router = RowRouter(options, partition, stager)
-                for rows in split_batches(router.checked_rows(batches)):
-                    stager.add(router.groups(rows))
+                for rows in split_batches(router.check_rows(batches)):
+                    stager.add(router.to_groups(rows))
                 staged = {peer: each.SerializeToString() for peer, each in stager.finish().items()}
             except BaseException:
                 stager.abandon()
                 raise
-        return Part(sink, staged, frozenset(stager.versions), router.bad_rows.count, run=run)
+        return Part(sink, staged, frozenset(stager.versions), router.rejected.count, run=run)
 
-    def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
+    def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeats: bool) -> None:
         """Publish the chosen attempts, or raise an attempt's error. repeated: a restart may publish again."""
         parts = [part for part in messages if isinstance(part, Part)]
         failures = [part.failure for part in parts if part.failure is not None]
@@ -180,7 +180,7 @@ class _WriterBase(VersionChecked):
         for part in parts:
             for peer, staged in part.staged.items():
                 chosen.setdefault(peer, []).append(StagedAttempt.FromString(staged))
-        if bad := sum(part.bad_rows for part in parts):
+        if bad := sum(part.bad_row_count for part in parts):
             fields = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
             logger.warning("sink.bad_rows", extra=fields)
         if not chosen:
@@ -190,10 +190,10 @@ class _WriterBase(VersionChecked):
         with Publisher(self._options, sink, epoch, chosen, parts[0].run) as publisher:
             # Attempts of different versions may have staged one task at two workers. A batch write is not
             # repeated, so all its attempts are checked before the first worker publishes.
-            if len(versions) > 1 or not repeated:
+            if len(versions) > 1 or not repeats:
                 worker_counts = Counter(chain.from_iterable(publisher.check().values()))
                 moved = sorted(task for task, workers in worker_counts.items() if workers > 1)
-                if repeated and moved:
+                if repeats and moved:
                     raise TaskNotLocalError(
                         f"task {', '.join(map(str, moved[:10]))} moved while epoch {epoch} was computed "
                         f"(assignment versions {versions[0]} to {versions[-1]}), and its worker took nothing "
@@ -230,7 +230,7 @@ class TuplewireBatchWriter(_WriterBase, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the staged rows, in the driver, after all partitions are complete."""
-        self._publish(0, messages, repeated=False)
+        self._publish(0, messages, repeats=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._discard(0, messages)
@@ -264,7 +264,7 @@ class TuplewireStreamWriter(_WriterBase, DataSourceStreamArrowWriter):
         return self._write_part(iterator, f"spark-{query}", int(batch), run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._publish(batchId, messages, repeated=True)
+        self._publish(batchId, messages, repeats=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._discard(batchId, messages)

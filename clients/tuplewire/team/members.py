@@ -16,7 +16,7 @@ from typing import Any
 
 from tuplewire import errors
 from tuplewire.client import Client
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.task_states import NO_CONSUMER_SECONDS, POLL_SECONDS, TaskStates
 from tuplewire.team.protocol import PIECE_BYTES, WINDOW, CallMatcher, Kind, Message, TeamFormation, unpack
 from tuplewire.text.events import event_logger
@@ -44,14 +44,14 @@ class _OtherMember:
     task: int
     last_message_at: float = 0.0
     """The time of its last message; 0: there is none."""
-    call: str = ""
+    last_call: str = ""
     """The last call that it has sent a value in."""
     left_at: float = 0.0
     """0 until it leaves; then the start of the read before the one that found its LEAVE or ABORT."""
 
     def describe(self, states: TaskStates) -> str:
         """Describe the member: `(task 102): last message 61 s ago in barrier #11, subscribed`."""
-        call = f" in {self.call}" if self.call else ""
+        call = f" in {self.last_call}" if self.last_call else ""
         ago = f"last message {time.monotonic() - self.last_message_at:.0f} s ago{call}"
         return f"(task {self.task}): {ago if self.last_message_at else 'no message yet'}, {states[self.task]}"
 
@@ -73,7 +73,7 @@ class TeamConnection:
         self._states = TaskStates()
         self._read_at = time.monotonic()
         """The start of the last read from the queue."""
-        self._abort: errors.TeamError | None = None
+        self._abort_error: errors.TeamError | None = None
         self._closing = False
         self._ack_processed = client.get("ack_mode") == "processed"
         # The id of a task's consumer shows whether the member that formed the team still has the task.
@@ -82,7 +82,7 @@ class TeamConnection:
         self._subscription = self._client.recv(tasks[rank], timeout=_TICK_SECONDS)
         self._receiver = self._subscription._receiver
         try:
-            self._lost_before = self._possibly_lost()
+            self._lost_baseline = self._possibly_lost()
             self.begin(0, "Team()", timeout)
             next_join = 0.0
             while not self.formation.started:
@@ -187,13 +187,13 @@ class TeamConnection:
             stream.confirmed = max(stream.confirmed, message.size)
         elif kind in {Kind.LEAVE, Kind.ABORT}:
             other.left_at = previous_read
-            if kind == Kind.ABORT and self._abort is None:
+            if kind == Kind.ABORT and self._abort_error is None:
                 text = bytes(message.body).decode(errors="replace")
                 changed = text.startswith(f"{errors.TeamChangedError.__name__}:")
                 error = errors.TeamChangedError if changed else errors.TeamAbortedError
-                self._abort = error(f"rank {rank} has left the team: {text}")
+                self._abort_error = error(f"rank {rank} has left the team: {text}")
         elif kind > Kind.START and not self._closing:
-            other.call = message.call
+            other.last_call = message.call
             self._matcher.add(message)
         other.last_message_at = time.monotonic()
 
@@ -214,14 +214,14 @@ class TeamConnection:
             self._last_logged = now
             logger.warning("team.waiting", extra={"call": self._call, "ranks": self._describe(ranks)})
         self._receive()
-        if self._abort is not None:
-            raise self._abort
+        if self._abort_error is not None:
+            raise self._abort_error
 
     def _poll(self, ranks: Sequence[int]) -> None:
         """Poll the consumers of these ranks. Raise an error if a rank, or a message, is lost."""
         self._next_poll = time.monotonic() + POLL_SECONDS
         tasks = [self._others[rank].task for rank in ranks]
-        messaging_loop().run(self._states.poll(self._receiver, tasks, consumer_ids=True))
+        messaging_thread().run(self._states.poll(self._receiver, tasks, consumer_ids=True))
         for rank, task in zip(ranks, tasks, strict=True) if self.formation.started else ():
             state = self._states[task]
             if state.consumer and state.consumer not in (True, _client_id(task, self.formation.ids[rank])):
@@ -229,10 +229,10 @@ class TeamConnection:
             if time.monotonic() - max(state.no_consumer_since, self._call_started) >= NO_CONSUMER_SECONDS:
                 raise errors.RankLostError(f"{self._call}: a process has exited: {self._describe([rank])}")
         lost = self._possibly_lost()
-        if self._lost_before < lost < math.inf or self._client.possibly_lost:
+        if self._lost_baseline < lost < math.inf or self._client.possibly_lost:
             text = f"a worker has failed, and messages of rank {self._rank} may be lost"
             raise errors.RankLostError(f'{self._call}: {text}; ack_mode="processed" prevents this')
-        self._lost_before = min(self._lost_before, lost)
+        self._lost_baseline = min(self._lost_baseline, lost)
 
     def _possibly_lost(self) -> float:
         """Return the number of messages that this rank's worker has possibly lost; math.inf: not known."""
@@ -240,7 +240,7 @@ class TeamConnection:
             return math.inf
         status = self._receiver.connections.status(self._receiver.address, self._receiver.tasks)
         try:
-            return sum(messaging_loop().run(status).possibly_lost_messages.values())
+            return sum(messaging_thread().run(status).possibly_lost_messages.values())
         except errors.TuplewireError:
             return math.inf
 
@@ -253,14 +253,14 @@ class TeamConnection:
     def close(self, error: BaseException | None) -> None:
         """Send LEAVE, or ABORT with up to 2,000 characters of the error, to the others; close the client."""
         text = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
-        note = self.formation.notice(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
+        note = self.formation.build_notice(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
         now, self._closing = time.monotonic(), True
         seconds = _LEAVE_SECONDS if error is None else _LEAVE_SECONDS / 3
-        recent = now - seconds / 2  # a member that has left after this time still reads
+        recent_after = now - seconds / 2  # a member that has left after this time still reads
         try:
-            if self._read_at < recent:
+            if self._read_at < recent_after:
                 self._receive()  # members that have left in the meantime would not read the note
-            unsent = {rank for rank, each in self._others.items() if not 0 < each.left_at < recent}
+            unsent = {rank for rank, each in self._others.items() if not 0 < each.left_at < recent_after}
             # The last messages of the others would stay in the queue of this task, and delay a drain.
             while time.monotonic() < now + seconds:
                 unsent = {rank for rank in unsent if not self._send(rank, note)}

@@ -84,11 +84,11 @@ class TeamFormation:
         self.team = team_id(own_id)
         """The id of the team; before PREPARE, an id that no other member knows."""
         self._rank, self._size, self._own_id = rank, size, own_id
-        self._known, self._ready = {rank: own_id}, {0}
+        self._id_by_rank, self._ready_ranks = {rank: own_id}, {0}
 
     def missing_ranks(self) -> list[int]:
         """Return the ranks that this member waits for."""
-        seen = self._ready if self.ids else self._known
+        seen = self._ready_ranks if self.ids else self._id_by_rank
         return [0] if self._rank else [rank for rank in range(self._size) if rank not in seen]
 
     def is_stale(self, message: Message) -> bool:
@@ -97,7 +97,7 @@ class TeamFormation:
 
     def join_message(self) -> Message:
         """Return the message that other ranks send to rank 0, every 0.5 s until the team has started."""
-        return self.notice(Kind.JOIN, self._own_id)
+        return self.build_notice(Kind.JOIN, self._own_id)
 
     def add(self, message: Message) -> list[tuple[int, Message]]:
         """Process a message of a member; return answers, with the ranks to send them to."""
@@ -114,21 +114,21 @@ class TeamFormation:
         return []
 
     def _on_join(self, rank: int, team: int, member_id: bytes) -> list[tuple[int, Message]]:
-        if self._known.get(rank) != member_id:
+        if self._id_by_rank.get(rank) != member_id:
             if self.started:
                 return []  # an old message, or a process that takes the rank over
-            self._known[rank], self._ready = member_id, {0}
-            if len(self._known) == self._size:
-                self.ids = [self._known[each] for each in range(self._size)]
+            self._id_by_rank[rank], self._ready_ranks = member_id, {0}
+            if len(self._id_by_rank) == self._size:
+                self.ids = [self._id_by_rank[each] for each in range(self._size)]
                 self.team = team_id(b"".join(self.ids))
         elif team == self.team:
-            self._ready.add(rank)
-            self.started = len(self._ready) == self._size
-            return [(other, self.notice(Kind.START)) for other in range(1, self._size) if self.started]
-        unready = {rank}.union(self._known.keys() - self._ready) if self.ids else ()
-        return [(other, self.notice(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
+            self._ready_ranks.add(rank)
+            self.started = len(self._ready_ranks) == self._size
+            return [(other, self.build_notice(Kind.START)) for other in range(1, self._size) if self.started]
+        unready = {rank}.union(self._id_by_rank.keys() - self._ready_ranks) if self.ids else ()
+        return [(other, self.build_notice(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
 
-    def notice(self, kind: Kind, body: bytes = b"") -> Message:
+    def build_notice(self, kind: Kind, body: bytes = b"") -> Message:
         """Return a message outside of calls."""
         return Message(self.team, 0, self._rank, kind, body=body)
 
@@ -179,8 +179,8 @@ class CallMatcher:
 
     def _check(self, message: Message, number: int) -> None:
         """Compare a piece with this rank's call, if the piece's call has at most this number."""
-        earlier = message.kind == Kind.VALUE and message.number <= number
-        if earlier and message.call != self._call:
+        is_comparable = message.kind == Kind.VALUE and message.number <= number
+        if is_comparable and message.call != self._call:
             raise TeamMismatchError(f"{self._call}: rank {message.rank} has called {message.call}")
 
     def take(self, rank: int, kind: int) -> bytearray | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from tuplewire import errors
 from tuplewire.packing.packing import READ_ERRORS, pack_values, read_value
-from tuplewire.settings.config import checked_timeout
+from tuplewire.settings.config import check_timeout
 from tuplewire.subscription import NotPicklable
 from tuplewire.team.members import Data, TeamConnection
 from tuplewire.team.protocol import Kind
@@ -84,7 +84,7 @@ class Team(NotPicklable):
             raise errors.ConfigError("the tasks of a team must differ, and a task is named twice")
         if not 0 <= rank < len(ids):
             raise errors.ConfigError(f"rank {rank} is not one of the {len(ids)} ranks of this team")
-        seconds = checked_timeout(timeout)
+        seconds = check_timeout(timeout)
         self._timeout = math.inf if seconds is None else seconds
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class Team(NotPicklable):
         """The number of ranks."""
         self.tasks = tuple(ids)
         """The tasks of the ranks."""
-        self.generation = self._connection.formation.team
+        self.formation_id = self._connection.formation.team
         """The id of this team formation; it differs after each restart of a member."""
         self._ranks = range(self.size)
 
@@ -138,7 +138,7 @@ class Team(NotPicklable):
 
     def __repr__(self) -> str:
         state = self._failure or "open"
-        return f"<Team rank={self.rank} size={self.size} generation={self.generation:x} {state}>"
+        return f"<Team rank={self.rank} size={self.size} generation={self.formation_id:x} {state}>"
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -200,8 +200,8 @@ class Team(NotPicklable):
 
     def broadcast(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Return the root's value; the other ranks' are ignored. For errors see all_reduce()."""
-        each = dict.fromkeys(self._ranks, value) if self.rank == self._check_rank(root) else {}
-        return self._run("broadcast", _one_exchange(each), [root], timeout, f" (root {root})")[root]
+        values_by_rank = dict.fromkeys(self._ranks, value) if self.rank == self._check_rank(root) else {}
+        return self._run("broadcast", _one_exchange(values_by_rank), [root], timeout, f" (root {root})")[root]
 
     def scatter(
         self, values: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
@@ -247,7 +247,7 @@ class Team(NotPicklable):
         self, name: str, steps: Steps, sources: Collection[int], timeout: float | None, details: str = ""
     ) -> Any:
         """Make a call; return its result. details: added to its name, and equal on all ranks."""
-        seconds = checked_timeout(timeout)
+        seconds = check_timeout(timeout)
         if self._pid != os.getpid():
             raise errors.ClosedError("the team belongs to the parent process; create one in this process")
         outgoing = next(steps)
@@ -287,9 +287,9 @@ class Team(NotPicklable):
         return rank
 
     def _one_for_each(self, values: Sequence[Any] | None) -> dict[int, Any]:
-        given = 0 if values is None else len(values)
-        if values is None or given != self.size:
-            raise errors.MessageError(f"values must have an element for each rank: {self.size}, not {given}")
+        count = 0 if values is None else len(values)
+        if values is None or count != self.size:
+            raise errors.MessageError(f"values must have an element for each rank: {self.size}, not {count}")
         return dict(enumerate(values))
 
 

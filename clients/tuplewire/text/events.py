@@ -25,11 +25,11 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
         """Log an event with its fields."""
         if not self.isEnabledFor(level):
             return
-        facts = dict(kwargs.pop("extra", None) or {})
+        fields = dict(kwargs.pop("extra", None) or {})
         event = str(msg) % args if args else str(msg)
-        text = " ".join([event, *(f"{key}={escape_value(value)}" for key, value in facts.items())])
+        text = " ".join([event, *(f"{key}={escape_value(value)}" for key, value in fields.items())])
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the record names the caller's line
-        self.logger.log(level, text, extra={"event": event, **facts}, **kwargs)
+        self.logger.log(level, text, extra={"event": event, **fields}, **kwargs)
 
 
 def event_logger(name: str) -> EventLogger:
@@ -44,8 +44,8 @@ class LogRateLimiter:
     as addresses. `quiet_seconds` is the length of this minute for the whole process; change it for debugging.
     """
 
-    QUIET_SECONDS: ClassVar[float] = 60.0
-    quiet_seconds: ClassVar[float] = QUIET_SECONDS
+    DEFAULT_INTERVAL_SECONDS: ClassVar[float] = 60.0
+    quiet_seconds: ClassVar[float] = DEFAULT_INTERVAL_SECONDS
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,17 +54,17 @@ class LogRateLimiter:
         self._interval_start = -math.inf
         self._lines = 0
 
-    def due(self, kind: Hashable, count: int = 1) -> int:
+    def count_event(self, kind: Hashable, count: int = 1) -> int:
         """Count events; return their number since the kind's last line, or 0 if a line is not due yet."""
         now = self._clock()
-        logged, since = self._last_lines.pop(kind, (-math.inf, 0))
-        due = now - logged >= self.quiet_seconds and self._below_line_limit(now)
+        last_line_at, suppressed = self._last_lines.pop(kind, (-math.inf, 0))
+        may_log = now - last_line_at >= self.quiet_seconds and self._take_line(now)
         if len(self._last_lines) >= _MAX_KINDS:  # peers choose the kinds, so the memory for them is bounded
             del self._last_lines[next(iter(self._last_lines))]
-        self._last_lines[kind] = (now, 0) if due else (logged, since + count)
-        return since + count if due else 0
+        self._last_lines[kind] = (now, 0) if may_log else (last_line_at, suppressed + count)
+        return suppressed + count if may_log else 0
 
-    def _below_line_limit(self, now: float) -> bool:
+    def _take_line(self, now: float) -> bool:
         if now - self._interval_start >= self.quiet_seconds:
             self._interval_start, self._lines = now, 0
         self._lines += 1

@@ -9,7 +9,7 @@ from html import escape
 from textwrap import TextWrapper
 from typing import Any
 
-_MAX_IN_FIELD = 2000
+_MAX_FIELD_CHARS = 2000
 _MAX_IN_CELL = 80
 """The maximum number of characters in a cell."""
 _COMMAND = re.compile(r"example: .+|pip install \S+|tuplewire [a-z -]*--\S+|tuplewire \S+")
@@ -33,8 +33,8 @@ def escape_unprintable(text: str, keep: str = "") -> str:
 def escape_value(value: Any) -> str:
     """Return a value for a `key=value` field: on one line, quoted if necessary, long values shortened."""
     text = str(value)
-    if len(text) > _MAX_IN_FIELD:
-        half = _MAX_IN_FIELD // 2
+    if len(text) > _MAX_FIELD_CHARS:
+        half = _MAX_FIELD_CHARS // 2
         text = f"{text[:half]} ... {text[-half:]}"
     if not text or not text.isprintable() or any(each in ' "=\\' for each in text):
         return escape_unprintable(json.dumps(text, ensure_ascii=False))

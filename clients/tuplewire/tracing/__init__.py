@@ -39,7 +39,7 @@ def get_tracing() -> Tracing | None:
             if not _is_configured:  # another thread may have read the environment first
                 settings = TracingSettings.from_environment()
                 if settings.tracing:
-                    enable(sample=settings.trace_sample_ratio)
+                    enable(sample_ratio=settings.trace_sample_ratio)
                 else:
                     disable()
     return _tracing
@@ -55,7 +55,7 @@ def new_observer() -> ProgramObserver | None:
 
 
 def enable(
-    *, sample: float = 1.0, service: str = "tuplewire", instance: str = "", flush_at_exit: bool = True
+    *, sample_ratio: float = 1.0, service: str = "tuplewire", instance: str = "", flush_at_exit: bool = True
 ) -> None:
     """Trace all clients, subscriptions, topologies and workers that are created from now on.
 
@@ -63,7 +63,7 @@ def enable(
     that follows OpenTelemetry's own variables.
 
     Args:
-        sample: The share, from 0 to 1, of sends outside of any span that start a trace.
+        sample_ratio: The share, from 0 to 1, of sends outside of any span that start a trace.
         service: The name of the service in the spans, unless OTEL_SERVICE_NAME is set.
         instance: The instance of the service. Default: the host and the process.
         flush_at_exit: True if the process waits at its end until its spans are sent.
@@ -71,16 +71,16 @@ def enable(
     Raises:
         ConfigError: The extra `otel` is not installed, or sample is not a number from 0 to 1.
     """
-    ratio = TracingSettings(trace_sample_ratio=sample).trace_sample_ratio
+    ratio = TracingSettings(trace_sample_ratio=sample_ratio).trace_sample_ratio
     try:
         from tuplewire.tracing.spans import Tracing, make_provider
     except ImportError as error:
         raise ConfigError(
             f"tracing needs the extra `otel`: pip install 'tuplewire[otel]' ({error})"
         ) from error
-    named = instance or f"{socket.gethostname()}:{os.getpid()}"
+    instance_id = instance or f"{socket.gethostname()}:{os.getpid()}"
     with _lock:
-        _set_tracing(Tracing(make_provider(service, named, flush_at_exit=flush_at_exit), ratio))
+        _set_tracing(Tracing(make_provider(service, instance_id, flush_at_exit=flush_at_exit), ratio))
 
 
 def disable() -> None:

@@ -38,11 +38,11 @@ def sampled_contexts(header_data: bytes) -> dict[TraceParent, int]:
     return dict(islice(Counter(_SAMPLED.findall(header_data)).items(), MAX_CONTEXTS))
 
 
-def count_contexts(groups: Iterable[TaskGroup], into: Counter[TraceParent]) -> None:
+def count_contexts(groups: Iterable[TaskGroup], counts: Counter[TraceParent]) -> None:
     """Count the messages with each sampled context; stop after the group with the 64th context."""
     for group in groups:
-        if group.header_data and len(into) < MAX_CONTEXTS:
-            into.update(sampled_contexts(group.header_data))
+        if group.header_data and len(counts) < MAX_CONTEXTS:
+            counts.update(sampled_contexts(group.header_data))
 
 
 def parse_ids(traceparent: TraceParent) -> tuple[str, str]:
@@ -57,7 +57,7 @@ def context_of(encoded: bytes) -> TraceParent | None:
     return None if found is None else found[1]
 
 
-def entry_for(traceparent: str, tracestate: str = "") -> bytes:
+def encode_context(traceparent: str, tracestate: str = "") -> bytes:
     """Return a context as encoded headers, which may follow other headers of the same message."""
     headers = [(TRACEPARENT, traceparent.encode())]
     if tracestate:
@@ -78,7 +78,7 @@ def encode_span(span: Span) -> bytes | None:
     traceparent = traceparent_of(span)
     if traceparent is None:
         return None
-    return entry_for(traceparent.decode(), span.get_span_context().trace_state.to_header())
+    return encode_context(traceparent.decode(), span.get_span_context().trace_state.to_header())
 
 
 def with_context(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGroup:

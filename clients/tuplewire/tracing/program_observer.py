@@ -86,8 +86,8 @@ class ProgramObserver:
         if not contexts:
             return None
         destination = destination_of(group.task for group in groups)
-        about = _attributes("receive", address, sum(map(len, groups)))
-        received = self._tracing.record_receive(destination, contexts, about, arrived.arrived_ns)
+        receive_attributes = _attributes("receive", address, sum(map(len, groups)))
+        received = self._tracing.record_receive(destination, contexts, receive_attributes, arrived.arrived_ns)
         links = () if received is None else [received]
         start, attributes = self._tracing.start_span, partial(_attributes, "process", address)
         spans = [

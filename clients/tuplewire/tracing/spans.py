@@ -74,9 +74,9 @@ def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.
     Variables such as OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER configure it; service, instance: the default
     names. flush_at_exit: True if the process sends its last spans before it exits.
     """
-    known = trace.get_tracer_provider()
-    if not isinstance(known, trace.ProxyTracerProvider):
-        return known
+    existing = trace.get_tracer_provider()
+    if not isinstance(existing, trace.ProxyTracerProvider):
+        return existing
     attributes = {"service.instance.id": instance}
     if "OTEL_SERVICE_NAME" not in os.environ:
         attributes["service.name"] = service
@@ -89,10 +89,10 @@ def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.
 class Tracing:
     """Makes spans. Thread-safe. sample: the share of operations outside of any span that start a trace."""
 
-    def __init__(self, provider: trace.TracerProvider, sample: float) -> None:
+    def __init__(self, provider: trace.TracerProvider, sample_ratio: float) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer(_SYSTEM)
-        self._sample = sample
+        self._sample = sample_ratio
         self._current_second = self._spans_in_second = 0
 
     def should_sample(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuplewire.settings.settings import FLAG, Kind, Settings, in_range, setting
+from tuplewire.settings.settings import BOOLEAN, Kind, Settings, in_range, setting
 
 RATIO = Kind("RATIO", "a number from 0 to 1", (int, float), in_range(0, 1), float)
 
@@ -14,7 +14,7 @@ class TracingSettings(Settings):
     """The settings of tracing. A program reads them from the environment, a worker with its own settings."""
 
     tracing: bool = setting(
-        FLAG,
+        BOOLEAN,
         False,
         "create OpenTelemetry spans, and send them to OTEL_EXPORTER_OTLP_ENDPOINT; requires the extra `otel`",
     )

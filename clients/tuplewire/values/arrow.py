@@ -56,8 +56,8 @@ def groups_from_arrow(
     encoded = None if encoded is None else encoded.take(order)
     groups = []
     for task, start, count in runs:
-        some = None if encoded is None else encoded.slice(start, count)
-        groups.append(_group(task, sender, payloads.slice(start, count), some))
+        encoded_run = None if encoded is None else encoded.slice(start, count)
+        groups.append(_group(task, sender, payloads.slice(start, count), encoded_run))
     return groups
 
 
@@ -86,7 +86,7 @@ def runs_by_task(tasks: pa.Array, count: int, what: str) -> tuple[pa.Array, list
     return order, list(zip(runs.values.to_pylist(), starts, map(sub, ends, starts), strict=True))
 
 
-def record_batch(
+def build_record_batch(
     groups: Sequence[TaskGroup], tasks: array[int] | None = None, sources: array[int] | None = None
 ) -> pa.RecordBatch:
     """Return the groups as columns `task`, `source` and `message`.
@@ -96,14 +96,14 @@ def record_batch(
     """
     if tasks is None or sources is None:
         counts = list(map(len, groups))
-        ids = repeated([group.task for group in groups], counts, pa.int32())
-        senders = repeated([group.source for group in groups], counts, pa.int32())
+        ids = repeat_column([group.task for group in groups], counts, pa.int32())
+        senders = repeat_column([group.source for group in groups], counts, pa.int32())
     else:
         ids = pa.Array.from_buffers(pa.int32(), len(tasks), [None, pa.py_buffer(tasks)])
         plain = pa.Array.from_buffers(pa.int32(), len(sources), [None, pa.py_buffer(sources)])
         senders = pc.if_else(pc.less(plain, 0), pa.scalar(None, pa.int32()), plain)
     lengths, data = b"".join(group.lengths for group in groups), b"".join(group.data for group in groups)
-    return pa.RecordBatch.from_arrays([ids, senders, _joined(lengths, data, "payload")], schema=_SCHEMA)
+    return pa.RecordBatch.from_arrays([ids, senders, _binary_array(lengths, data, "payload")], schema=_SCHEMA)
 
 
 def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tuple[pa.Array, pa.Array | None]:
@@ -115,11 +115,11 @@ def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tup
     if not any(group.header_lengths for group in groups):
         return pa.nulls(count, KEY), pa.nulls(count, HEADERS) if headers else None
     lengths = b"".join(group.header_lengths or bytes(len(group.lengths)) for group in groups)
-    encoded = _joined(lengths, b"".join(group.header_data for group in groups), "headers")
+    encoded = _binary_array(lengths, b"".join(group.header_data for group in groups), "headers")
     return decode_columns(encoded, headers=headers)
 
 
-def _joined(lengths: bytes, data: bytes, what: str) -> pa.Array:
+def _binary_array(lengths: bytes, data: bytes, what: str) -> pa.Array:
     if len(data) >= 2**31:
         raise MalformedError(f"{len(data)} bytes of {what} are too many for one Arrow batch; slice it first")
     count = len(lengths) // 4
@@ -128,7 +128,7 @@ def _joined(lengths: bytes, data: bytes, what: str) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(data)])
 
 
-def repeated(values: Sequence[int | None], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
+def repeat_column(values: Sequence[int | None], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
     """Build a column of integers that repeats each value the given number of times. None becomes null.
 
     The column is built from bytes, because pyarrow loads pandas to convert Python values.
@@ -148,14 +148,14 @@ def repeated(values: Sequence[int | None], counts: Sequence[int], kind: pa.DataT
 
 
 def _group(task: int, source: int | None, payloads: pa.Array, encoded: pa.Array | None) -> TaskGroup:
-    lengths, data = _column(payloads)
-    header_lengths, header_data = (b"", b"") if encoded is None else _column(encoded)
+    lengths, data = _lengths_and_data(payloads)
+    header_lengths, header_data = (b"", b"") if encoded is None else _lengths_and_data(encoded)
     if not header_data:  # no message to this task has a key or headers, so the group has no such column
         return TaskGroup(task, source, lengths, data)
     return TaskGroup(task, source, lengths, data, header_lengths=header_lengths, header_data=header_data)
 
 
-def _column(values: pa.Array) -> tuple[bytes, bytes]:
+def _lengths_and_data(values: pa.Array) -> tuple[bytes, bytes]:
     """Return the lengths and the data of a column of bytes."""
     _, offsets, data = values.buffers()
     ends = memoryview(offsets).cast("i")

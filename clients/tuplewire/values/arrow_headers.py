@@ -40,7 +40,7 @@ def encode_columns(
         MalformedError: A column has another type or length, or a header has no name.
     """
     parts = []
-    for values, name, encode in ((keys, "key", _encoded_keys), (headers, "headers", _encoded_headers)):
+    for values, name, encode in ((keys, "key", _encode_keys), (headers, "headers", _encode_headers)):
         if values is None:
             continue
         column = flat_column(values, name)
@@ -49,34 +49,34 @@ def encode_columns(
         if column.null_count < count:
             parts.append(encode(column))
     if tombstones is not None and pc.any(tombstones).as_py():
-        entry = pa.array([encode_headers(None, [(TOMBSTONE, b"")])], pa.binary())
-        parts.append(pc.if_else(tombstones, entry[0], EMPTY))
+        tombstone = pa.array([encode_headers(None, [(TOMBSTONE, b"")])], pa.binary())
+        parts.append(pc.if_else(tombstones, tombstone[0], EMPTY))
     if not parts:
         return None
     encoded = pc.binary_join_element_wise(*parts, EMPTY)
     return encoded if pc.max(pc.binary_length(encoded)).as_py() else None
 
 
-def _encoded_keys(keys: pa.Array) -> pa.Array:
+def _encode_keys(keys: pa.Array) -> pa.Array:
     keys = binary_column(keys, "key")
     tagged = _joined(_length_prefixes(keys, b"\x0a"), keys)
     return pc.if_else(keys.is_valid(), tagged, EMPTY)
 
 
-def without_names(headers: pa.Array) -> pa.Array:
+def has_nameless_header(headers: pa.Array) -> pa.Array:
     """Return a boolean for each message, as a column: true if one of its headers has no name."""
-    names = _names_and_values(headers)[1]
+    names = _split_headers(headers)[1]
     rows = pc.list_parent_indices(headers).filter(names.is_null())
     return pc.is_in(pa.array(range(len(headers)), rows.type), value_set=rows)
 
 
-def _names_and_values(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+def _split_headers(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return the headers as lists, and the names and values of all headers."""
     kind = headers.type
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind)
     if pa.types.is_map(kind):
         headers = headers.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
-    elements = headers.flatten() if lists else None
+    elements = headers.flatten() if is_list else None
     if elements is None or not pa.types.is_struct(elements.type) or elements.type.num_fields != 2:
         raise MalformedError(
             f"the headers column must be lists of structs of a name (string) and a value (binary), not {kind}"
@@ -86,8 +86,8 @@ def _names_and_values(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     return headers, names, binary_column(values, "headers", "of binary or string values")
 
 
-def _encoded_headers(headers: pa.Array) -> pa.Array:
-    headers, names, values = _names_and_values(headers)
+def _encode_headers(headers: pa.Array) -> pa.Array:
+    headers, names, values = _split_headers(headers)
     if names.null_count:
         raise MalformedError(
             f"the headers column has {names.null_count} header(s) without a name; filter or fill them first"

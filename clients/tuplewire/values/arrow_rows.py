@@ -74,16 +74,16 @@ def route_rows(
     except (MalformedError, pa.ArrowException, TypeError, OverflowError) as error:
         raise InvalidTaskError(f"tasks are integers from 0 to {MAX_TASK}: {error}") from error
     rows = rows.take(order)
-    found: list[int] = []
+    message_tasks: list[int] = []
     payloads: list[bytes] = []
     for task, start, count in runs:
         run = _compact(rows.slice(start, count))
         # Divide by the average size of a row: the exact size of each message is known only after packing.
-        most = max(1, max_bytes * run.num_rows // max(1, run.nbytes))
-        for first in range(0, run.num_rows, most):
-            found.append(task)
-            payloads.append(pack_rows(run.slice(first, most)))
-    return found, payloads
+        max_rows = max(1, max_bytes * run.num_rows // max(1, run.nbytes))
+        for first in range(0, run.num_rows, max_rows):
+            message_tasks.append(task)
+            payloads.append(pack_rows(run.slice(first, max_rows)))
+    return message_tasks, payloads
 
 
 def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MessageError
 from tuplewire.text.formatting import counted
-from tuplewire.values.group import COUNT, BytesLike, TaskGroup, payload_column, task_column
-from tuplewire.values.message import Headers, ReadHeaders, TaskMessage, encoded_of
+from tuplewire.values.group import BytesLike, TaskGroup, get_count, payload_column, task_column
+from tuplewire.values.message import DecodedHeaders, Headers, TaskMessage, encoded_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,9 +91,9 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         """
         encoded = None
         if keys is not None or headers is not None:
-            from tuplewire.values.headers import header_column
+            from tuplewire.values.headers import encode_header_column
 
-            encoded = header_column(keys, headers, len(payloads))
+            encoded = encode_header_column(keys, headers, len(payloads))
         elif not isinstance(tasks, Collection) and not isinstance(sources, Collection):
             return cls.from_groups([TaskGroup.of(tasks, payloads, sources)])
         return cls.__new__(cls)._hold(_columns_of(tasks, payloads, sources, encoded))
@@ -101,7 +101,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     @classmethod
     def from_groups(cls, groups: Iterable[TaskGroup]) -> Self:
         """Build a batch from groups, in their order, sharing their columns. Empty groups are omitted."""
-        return cls.__new__(cls)._hold(None, tuple(filter(COUNT, groups)))
+        return cls.__new__(cls)._hold(None, tuple(filter(get_count, groups)))
 
     @classmethod
     def from_arrow(
@@ -143,15 +143,15 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         Raises:
             MalformedError: A column has 2 GiB or more, or a program has sent an invalid key or headers.
         """
-        from tuplewire.values.arrow import key_and_headers, record_batch
+        from tuplewire.values.arrow import build_record_batch, key_and_headers
 
         if self._grouped:
             groups = self.groups
-            batch = record_batch(groups)
+            batch = build_record_batch(groups)
         else:
             tasks, sources, payloads, encoded = self._as_columns()
             groups = (TaskGroup.from_checked(0, None, payloads, encoded if headers else None),)
-            batch = record_batch(groups, tasks, sources)
+            batch = build_record_batch(groups, tasks, sources)
         if not headers:
             return batch
         key, pairs = key_and_headers(groups)
@@ -165,7 +165,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     def _hold(self, columns: _Columns | None, groups: tuple[TaskGroup, ...] | None = None) -> Self:
         self._columns, self._groups = columns, groups
-        self._count = len(columns[2]) if columns is not None else sum(map(COUNT, groups or ()))
+        self._count = len(columns[2]) if columns is not None else sum(map(get_count, groups or ()))
         self._grouped = columns is None
         return self
 
@@ -190,12 +190,12 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         """The messages grouped by (source, task), in order within each group. No group is empty."""
         if self._groups is None:
             tasks, sources, payloads, headers = self._as_columns()
-            alone = sources == sources[:1] * len(sources)  # one source: nearly always, and faster
-            places: Sequence[Any] = tasks if alone else list(zip(tasks, sources, strict=True))
-            encoded = {} if headers is None else _by_place(places, headers)
+            has_one_source = sources == sources[:1] * len(sources)  # one source: nearly always, and faster
+            group_keys: Sequence[Any] = tasks if has_one_source else list(zip(tasks, sources, strict=True))
+            encoded = {} if headers is None else _group_by_key(group_keys, headers)
             groups = []
-            for place, bucket in _by_place(places, payloads).items():
-                task, source = (place, sources[0]) if alone else place
+            for place, bucket in _group_by_key(group_keys, payloads).items():
+                task, source = (place, sources[0]) if has_one_source else place
                 groups.append(
                     TaskGroup.from_checked(task, None if source < 0 else source, bucket, encoded.get(place))
                 )
@@ -223,11 +223,11 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return [key for key, _ in self._decoded()]
 
     @property
-    def headers(self) -> Sequence[ReadHeaders]:
+    def headers(self) -> Sequence[DecodedHeaders]:
         """The headers of each message. Raises MalformedError like TaskMessage.headers."""
         return [headers for _, headers in self._decoded()]
 
-    def _decoded(self) -> list[tuple[bytes | None, ReadHeaders]]:
+    def _decoded(self) -> list[tuple[bytes | None, DecodedHeaders]]:
         headers = self._as_columns()[3]
         if headers is None:
             return [(None, ())] * len(self)
@@ -255,8 +255,8 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     def __iter__(self) -> Iterator[TaskMessage]:
         tasks, _, payloads, headers = self._as_columns()
         if headers is None:
-            return map(TaskMessage.received, tasks, payloads)
-        return map(TaskMessage.received, tasks, payloads, headers)
+            return map(TaskMessage.from_checked, tasks, payloads)
+        return map(TaskMessage.from_checked, tasks, payloads, headers)
 
     @overload
     def __getitem__(self, index: int) -> TaskMessage: ...
@@ -272,7 +272,9 @@ class TaskMessageBatch(Sequence[TaskMessage]):
                 tasks[index], sources[index], payloads[index], None if headers is None else headers[index]
             )
         tasks, _, payloads, headers = self._as_columns()
-        return TaskMessage.received(tasks[index], payloads[index], b"" if headers is None else headers[index])
+        return TaskMessage.from_checked(
+            tasks[index], payloads[index], b"" if headers is None else headers[index]
+        )
 
     @staticmethod
     def _of_columns(
@@ -348,7 +350,7 @@ def _columns_of(
     )
 
 
-def _by_place(places: Sequence[Any], values: list[bytes]) -> dict[Any, list[bytes]]:
+def _group_by_key(places: Sequence[Any], values: list[bytes]) -> dict[Any, list[bytes]]:
     buckets: defaultdict[Any, list[bytes]] = defaultdict(list)
     for place, value in zip(places, values, strict=True):
         buckets[place].append(value)

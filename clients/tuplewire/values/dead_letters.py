@@ -15,7 +15,7 @@ from typing import Self
 from tuplewire.errors import MAX_TASK, MalformedError
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.headers import decode_headers, encode_headers, parse_number
-from tuplewire.values.message import ReadHeaders, TaskMessage
+from tuplewire.values.message import DecodedHeaders, TaskMessage
 
 REJECTED = "tuplewire-rejected"
 """The header with the number of rejections of a redelivered message, in decimal digits."""
@@ -26,12 +26,12 @@ REASON, SOURCE, TASK, COUNT, TIME = (
 )
 
 
-def rejections_of(headers: ReadHeaders) -> int:
+def rejections_of(headers: DecodedHeaders) -> int:
     """Return the number of rejections of a message, from its headers."""
     return parse_number(headers, REJECTED) or 0
 
 
-def read_key_and_headers(group: TaskGroup) -> tuple[bytes | None, ReadHeaders]:
+def read_key_and_headers(group: TaskGroup) -> tuple[bytes | None, DecodedHeaders]:
     """Return the key and headers of a single message. Malformed headers count as no key and no headers."""
     try:
         return decode_headers(group.header_data)
@@ -55,13 +55,13 @@ def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros
     return replace(group.with_headers([encode_headers(key, (*_others(headers), *encoded))]), task=task)
 
 
-def _others(headers: ReadHeaders) -> list[tuple[str, bytes | None]]:
+def _others(headers: DecodedHeaders) -> list[tuple[str, bytes | None]]:
     # The sender's headers, without the facts about earlier rejections.
     return [each for each in headers if each[0] != REJECTED and not each[0].startswith(DEAD)]
 
 
 @dataclass(frozen=True, slots=True)
-class DeadMessage:
+class DecodedDeadLetter:
     """A decoded dead letter.
 
     Attributes:

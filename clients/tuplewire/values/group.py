@@ -41,15 +41,15 @@ def check_task(task: SupportsIndex) -> int:
     return number
 
 
-def as_bytes(value: Any, what: str = "a payload") -> bytes:
-    """Return a value as bytes. Raise MessageError, which names it `what`, if it is not bytes-like."""
+def as_bytes(value: Any, name: str = "a payload") -> bytes:
+    """Return a value as bytes. Raise MessageError, which names it `name`, if it is not bytes-like."""
     if type(value) is bytes:
         return value
     try:
         return memoryview(value).tobytes()
     except TypeError as error:
         hint = "; encode it first" if isinstance(value, str) else ""
-        raise MessageError(f"{what} is bytes, not {type(value).__name__}{hint}") from error
+        raise MessageError(f"{name} is bytes, not {type(value).__name__}{hint}") from error
 
 
 def payload_column(payloads: Iterable[Any]) -> list[bytes]:
@@ -84,7 +84,7 @@ _HOP = 1 << 32
 """Added to `path` for each hop. The entry worker's number is in the bits below."""
 _UNQUEUED_HOP = 1 << 56
 """Also added for each hop since the messages last waited in the queue of their task's owner."""
-COUNT, SIZE_BYTES, PATH = attrgetter("count"), attrgetter("size_bytes"), attrgetter("path")
+get_count, SIZE_BYTES, PATH = attrgetter("count"), attrgetter("size_bytes"), attrgetter("path")
 """Functions that return these attributes of a group, for map(): a batch needs no loop in Python."""
 MAX_FRAME_GROUPS = 1000
 """Limit for the groups of a frame. The receiver needs about 10 us for each and is blocked in that time."""
@@ -135,7 +135,7 @@ class TaskGroup:
             worker, and they have not waited in its queue for the task.
         entry_sequence: Set between workers. The number of the first message among all messages to the task
             that the entry worker accepted, from 1. The numbers of later messages follow without gaps.
-        flow: See flow_of().
+        flow_id: See flow_of().
         accepted_micros: The time at which the sender, or else the entry worker, accepted the first message; 0
             if unknown. In microseconds since 1970 by that host's clock, exact to a millisecond, and constant.
         retained_upstream: At a worker, True if an upstream process retains the messages until they are
@@ -154,13 +154,13 @@ class TaskGroup:
     retained_upstream: bool = False
     header_lengths: bytes = b""
     header_data: bytes = b""
-    flow: int = field(init=False)
+    flow_id: int = field(init=False)
     size_bytes: int = field(init=False)
     count: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.count = len(self.lengths) >> 2
-        self.flow = flow_of(self.task, self.path) if self.path else self.task
+        self.flow_id = flow_of(self.task, self.path) if self.path else self.task
         self.size_bytes = len(self.data) + len(self.header_data) if self.header_data else len(self.data)
 
     @classmethod
@@ -237,7 +237,7 @@ class TaskGroup:
         return f"<TaskGroup {self.source} -> {self.task}: {size}>"
 
     @property
-    def next_sequence(self) -> int:
+    def next_entry_sequence(self) -> int:
         """The entry_sequence after the last message; 0 if the messages have no entry_sequence."""
         return self.entry_sequence and self.entry_sequence + self.count
 
@@ -317,33 +317,33 @@ class TaskGroup:
             retained_upstream=retained_upstream,
         )
 
-    def with_time(self, micros: int) -> TaskGroup:
+    def with_default_time(self, micros: int) -> TaskGroup:
         """Return the same messages with this time of acceptance, unless the group has one."""
         return self if self.accepted_micros else replace(self, accepted_micros=micros)
 
-    def as_forwarded(self, worker: int, after: int = 0) -> TaskGroup:
-        """Return the same messages as forwarded once more; `worker` becomes the entry worker if none is set.
+    def as_forwarded(self, worker_number: int, min_route: int = 0) -> TaskGroup:
+        """Return a copy that is forwarded once more; `worker_number` is the entry worker if none is set.
 
-        `after` is the route (see route_of()) of earlier messages of the same entry worker. The new route is
+        `min_route` is the route (see route_of()) of earlier messages of this entry worker. The new route is
         not lower, so the messages do not overtake the earlier ones.
         """
-        path = (self.path or worker) + _HOP + _UNQUEUED_HOP
-        return replace(self, path=path + max(0, after - route_of(path)))
+        path = (self.path or worker_number) + _HOP + _UNQUEUED_HOP
+        return replace(self, path=path + max(0, min_route - route_of(path)))
 
     @property
     def unqueued_hops(self) -> int:
         """The number of hops since the messages last waited in the queue of their task's owner."""
         return self.path // _UNQUEUED_HOP
 
-    def on_dequeue(self, entry_number: int) -> TaskGroup:
+    def as_dequeued(self, entry_worker: int) -> TaskGroup:
         """Return the same messages as they leave a queue, without unqueued hops: a move is not a loop.
 
-        `entry_number` is the number of this worker if it accepted the messages from a program, otherwise 0.
+        `entry_worker` is the number of this worker if it accepted the messages from a program, otherwise 0.
         The messages then need no other credit, because they use the credit of this worker.
         """
         if self.path:
             return replace(self, path=route_of(self.path)) if self.unqueued_hops else self
-        return replace(self, path=entry_number) if entry_number else self
+        return replace(self, path=entry_worker) if entry_worker else self
 
     @property
     def payload_only(self) -> bool:
@@ -360,7 +360,7 @@ class TaskGroup:
     def can_follow(self, other: TaskGroup) -> bool:
         """Return True if these messages may follow the messages of `other` in one column."""
         return (
-            self.flow == other.flow
+            self.flow_id == other.flow_id
             and self.source == other.source
             and self.redelivered == other.redelivered
             and self.retained_upstream == other.retained_upstream

@@ -57,14 +57,14 @@ def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes
     if not encoded:
         return None, ()
     try:
-        read = MessageHeaders.FromString(encoded)
+        decoded = MessageHeaders.FromString(encoded)
     except DecodeError as error:
         raise MalformedError(
             f"{len(encoded)} bytes next to a payload are not a MessageHeaders: {error}; fix the program that "
             "sent the message, its payload can be read"
         ) from error
-    key = read.key if read.HasField("key") else None
-    return key, tuple((each.name, each.value if each.HasField("value") else None) for each in read.headers)
+    key = decoded.key if decoded.HasField("key") else None
+    return key, tuple((each.name, each.value if each.HasField("value") else None) for each in decoded.headers)
 
 
 def parse_number(headers: Iterable[tuple[str, bytes | None]], name: str) -> int | None:
@@ -73,7 +73,7 @@ def parse_number(headers: Iterable[tuple[str, bytes | None]], name: str) -> int 
     return int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else None
 
 
-def header_column(
+def encode_header_column(
     keys: Collection[Any] | None, headers: Collection[Any] | None, count: int
 ) -> list[bytes] | None:
     """Return the encoded key and headers of each of `count` messages; None if none of them has any.

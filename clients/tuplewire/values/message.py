@@ -20,7 +20,7 @@ SHUTDOWN_TASK = -1
 _MAX_SERIALIZED_TASK = 2**15 - 1
 Headers: TypeAlias = Iterable[tuple[str, bytes | None]]
 """Names and values. The order is preserved, and names may be repeated."""
-ReadHeaders: TypeAlias = tuple[tuple[str, bytes | None], ...]
+DecodedHeaders: TypeAlias = tuple[tuple[str, bytes | None], ...]
 """Decoded headers."""
 
 
@@ -66,7 +66,7 @@ class TaskMessage:
             _set_encoded(self, encode_headers(key, headers))
 
     @classmethod
-    def received(cls, task: int, message: bytes, encoded: bytes = b"") -> Self:
+    def from_checked(cls, task: int, message: bytes, encoded: bytes = b"") -> Self:
         """Make a message from checked parts. encoded: its key and headers, as from encode_headers()."""
         received = cls.__new__(cls)
         _set_task(received, task)
@@ -86,7 +86,7 @@ class TaskMessage:
         return self._decoded()[0]
 
     @property
-    def headers(self) -> ReadHeaders:
+    def headers(self) -> DecodedHeaders:
         """The headers, as pairs of name and value.
 
         Raises:
@@ -109,7 +109,7 @@ class TaskMessage:
         deadline = parse_number(self.headers, DEADLINE)
         return deadline is not None and deadline < time.time() * 1000
 
-    def _decoded(self) -> tuple[bytes | None, ReadHeaders]:
+    def _decoded(self) -> tuple[bytes | None, DecodedHeaders]:
         if not (encoded := encoded_of(self)):
             return None, ()
         from tuplewire.values.headers import decode_headers
@@ -131,7 +131,7 @@ class TaskMessage:
         return hash(self._parts())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).received, self._parts()
+        return type(self).from_checked, self._parts()
 
     def _parts(self) -> tuple[int, bytes, bytes]:
         return self.task, self.message, encoded_of(self)
@@ -169,7 +169,7 @@ class TaskMessage:
         (task,) = struct.unpack_from(">h", packet)
         if task < SHUTDOWN_TASK:
             raise InvalidTaskError(f"task {task} is negative; ids run from 0, and -1 is the shutdown notice")
-        return cls.received(task, packet[2:])
+        return cls.from_checked(task, packet[2:])
 
 
 # These set the slots of a message: its __setattr__ raises, and object.__setattr__ takes twice as long.
@@ -177,7 +177,7 @@ _set_task, _set_message, _set_encoded = (
     vars(TaskMessage)[name].__set__ for name in ("task", "message", "_encoded")
 )
 
-SHUTDOWN_MESSAGE = TaskMessage.received(SHUTDOWN_TASK, b"")
+SHUTDOWN_MESSAGE = TaskMessage.from_checked(SHUTDOWN_TASK, b"")
 """Storm's shutdown notice. No sender can send its task id. deserialize() accepts it, as Storm does."""
 
 

@@ -16,8 +16,8 @@ from tuplewire.errors import MAX_TASK, ConfigError, InvalidTaskError
 from tuplewire.settings.settings import Kind
 from tuplewire.values.group import check_task
 
-_MAX_TASKS = 100_000
-_PART = re.compile(r"([0-9]{1,10})(?:(-)([0-9]{1,10})?)?")
+_MAX_RANGE_TASKS = 100_000
+_RANGE_PATTERN = re.compile(r"([0-9]{1,10})(?:(-)([0-9]{1,10})?)?")
 
 
 def parse_tasks(text: str) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def parse_tasks(text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"\s*(\d{1,10})(?:\s*-\s*(\d{1,10}))?\s*", part, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         # A range is expanded to all its ids, so its length is bounded.
-        if not first <= last <= MAX_TASK or last - first >= _MAX_TASKS:
+        if not first <= last <= MAX_TASK or last - first >= _MAX_RANGE_TASKS:
             raise ConfigError(f"task ids are written like 1,2,10-19, from 0 to {MAX_TASK}, not {text!r}")
         tasks.update(dict.fromkeys(range(first, last + 1)))
     return tuple(tasks)
@@ -58,7 +58,7 @@ class TaskRanges:
             return cls((0,), (MAX_TASK,))
         ranges = []
         for part in filter(None, (part.strip() for part in text.split(","))):
-            match = _PART.fullmatch(part)
+            match = _RANGE_PATTERN.fullmatch(part)
             start = int(match[1]) if match else 1
             end = int(match[3] or (MAX_TASK if match[2] else start)) if match else 0
             if not start <= end <= MAX_TASK:
@@ -76,7 +76,7 @@ class TaskRanges:
         return self.ends == (MAX_TASK,) and self.starts == (0,)
 
 
-def parse_ranges(text: str) -> tuple[int, ...] | TaskRanges:
+def parse_tasks_or_ranges(text: str) -> tuple[int, ...] | TaskRanges:
     """Parse the text like parse_tasks(). Return TaskRanges if a part is `*` or open, such as `100-`."""
     parts = [part.strip() for part in text.split(",")]
     open_ = any(part == "*" or part.endswith("-") for part in parts)
@@ -85,8 +85,8 @@ def parse_ranges(text: str) -> tuple[int, ...] | TaskRanges:
 
 def format_tasks(tasks: Iterable[int]) -> str:
     """Return sorted task ids and ranges, such as `1, 3-9`, at most ten; `...` stands for the others."""
-    found = TaskRanges.of((task, task) for task in tasks)
-    ranges = zip(found.starts, found.ends, strict=True)
+    merged = TaskRanges.of((task, task) for task in tasks)
+    ranges = zip(merged.starts, merged.ends, strict=True)
     shown = [f"{start}" if start == end else f"{start}-{end}" for start, end in ranges]
     return ", ".join([*shown[:10], "..."] if len(shown) > 10 else shown)
 

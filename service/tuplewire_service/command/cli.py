@@ -30,7 +30,7 @@ _COMMANDS = {
     "tools": ("debug", "log-level", "completion"),
 }
 """The commands in each group of the help."""
-ENTRY_POINT_GROUP = "tuplewire.run"
+JOB_ENTRY_POINTS = "tuplewire.run"
 """The name of an entry point is the job's name, and its object is an AddJob."""
 
 AddJob = Callable[[Any, str], None]
@@ -181,10 +181,10 @@ def _add_run(commands: Any) -> None:
     )
     from importlib.metadata import entry_points  # slow to import, rarely needed
 
-    found = sorted(entry_points(group=ENTRY_POINT_GROUP))
+    found = sorted(entry_points(group=JOB_ENTRY_POINTS))
     if not found:
         raise ConfigError(
-            f"there is no job to run: no installed package has an entry point in {ENTRY_POINT_GROUP!r}; "
+            f"there is no job to run: no installed package has an entry point in {JOB_ENTRY_POINTS!r}; "
             "install one that has, as tuplewire[demo]"
         )
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True, help="job to run, one of:")

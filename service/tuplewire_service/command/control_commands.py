@@ -152,7 +152,7 @@ def _membership(arguments: argparse.Namespace) -> int:
     tasks = parse_tasks(arguments.tasks)
     LogOutput("info", arguments.log_format).start()
     stop = Stop()
-    stop.on_signals()
+    stop.watch_signals()
     with Membership(
         lambda: _addresses_of(names),
         tasks,
@@ -262,7 +262,7 @@ def _offset_rows(
             found = client.poll(request)  # to show the new state
     rows = []
     for each in found.tasks:
-        done, last = each.acknowledged_sequence, each.last_sequence
+        acknowledged, last = each.acknowledged_sequence, each.last_sequence
         consumer = format_client(each.consumer_id) or NOT_KNOWN
-        rows.append((each.task, worker, done, last, last - done, each.queued_bytes, consumer))
+        rows.append((each.task, worker, acknowledged, last, last - acknowledged, each.queued_bytes, consumer))
     return rows

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tuplewire_service.command.viewer.cluster_rows import ClusterRows
 
-_TABLE_SHARE = 6  # a table gets a sixth of the terminal's lines, and at least three
+_TABLES_PER_SCREEN = 6  # a table gets a sixth of the terminal's lines, and at least three
 _SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, in_range(math.ulp(0.0), 1.0), float)
 
 
@@ -142,7 +142,7 @@ def draw(console: Console, rows: ClusterRows, about: str = "", wanted: str = "")
     from tuplewire_service.command.viewer.cluster_rows import NO_ANSWER
 
     text = StringIO()
-    write_tables(text, rows, max(3, console.height // _TABLE_SHARE), wanted, console.width)
+    write_tables(text, rows, max(3, console.height // _TABLES_PER_SCREEN), wanted, console.width)
     lines = text.getvalue().splitlines()
     problems = list(takewhile(bool, lines))  # the sentences, up to an empty line
     console.clear()
@@ -168,11 +168,11 @@ def _log_level(arguments: argparse.Namespace) -> int:
 
 
 def _tap(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.tapped import tap_owners, tapped_as_json, tapped_as_text
+    from tuplewire_service.command.tapped import read_taps, tapped_as_json, tapped_as_text
 
     left = arguments.count
     omitted = count = 0
-    with closing(tap_owners(arguments)) as tapped:  # ends the taps at their workers
+    with closing(read_taps(arguments)) as tapped:  # ends the taps at their workers
         passed = next(tapped).passed_messages  # the tap is open
         try:
             for response in tapped:

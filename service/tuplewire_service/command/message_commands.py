@@ -31,11 +31,11 @@ from tuplewire.values.message import encoded_of
 from tuplewire.values.task_ids import format_tasks
 from tuplewire_service.command.messages import (
     MessageFormat,
-    as_json,
     count_read_messages,
+    json_fields,
     make_message_writer,
     read_messages,
-    read_payloads,
+    read_records,
     wait_for_reader,
 )
 from tuplewire_service.command.parsers import (
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from tuplewire.connection.receiver import Receiver
     from tuplewire.session.consume import ArrivedBatch
     from tuplewire.settings.config import SessionKeywords
-    from tuplewire.values.dead_letters import DeadMessage
+    from tuplewire.values.dead_letters import DecodedDeadLetter
 
 _NOTICE_SECONDS = 1.0
-_SHOWN_BYTES = 2000
+_MAX_SHOWN_BYTES = 2000
 _HEADER = ("id", "time (UTC)", "task", "source", "count", "bytes", "reason")
 
 
@@ -108,8 +108,8 @@ def client_of(
     arguments: argparse.Namespace, source: int | None = None, **settings: Unpack[SessionKeywords]
 ) -> Iterator[Client]:
     """Connect a client to a worker. Raise UnreachableError if it is not ready within the timeout."""
-    waited = f"the worker at {arguments.address}"
-    with make_control_client(arguments) as control, wait_notice(waited, arguments.timeout):
+    wait_reason = f"the worker at {arguments.address}"
+    with make_control_client(arguments) as control, wait_notice(wait_reason, arguments.timeout):
         control.wait_ready(arguments.timeout)
     from tuplewire.client import Client
 
@@ -149,7 +149,7 @@ def _send(arguments: argparse.Namespace) -> int:
     payloads: Iterable[bytes] = map(os.fsencode, arguments.message)
     reads = arguments.message in ([], ["-"])
     if reads:
-        payloads = read_payloads(sys.stdin.buffer, arguments.format)
+        payloads = read_records(sys.stdin.buffer, arguments.format)
     messages = read_messages(payloads, arguments.format, arguments.task)
     typed = reads and sys.stdin.isatty()
     if typed:
@@ -184,7 +184,7 @@ def _recv(arguments: argparse.Namespace) -> int:
     to_stdout = arguments.file == "-"  # standard output stays open afterwards
     with nullcontext(sys.stdout.buffer) if to_stdout else Path(arguments.file).open("wb") as out:
         terminal = sys.stdout.encoding if out.isatty() else None
-        write = make_message_writer(out, arguments.format, terminal=terminal)
+        write = make_message_writer(out, arguments.format, terminal_encoding=terminal)
         mode = os.fstat(out.fileno()).st_mode
         idle = math.inf if arguments.idle is None else arguments.idle
         waited = f"messages to task {format_tasks(arguments.tasks)} at {arguments.address}"
@@ -218,20 +218,20 @@ def _recv(arguments: argparse.Namespace) -> int:
 
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
-    chosen = arguments.ids or arguments.all or arguments.task is not None
-    if arguments.action != "list" and not chosen:
+    has_selection = arguments.ids or arguments.all or arguments.task is not None
+    if arguments.action != "list" and not has_selection:
         raise ConfigError(f"say which to {arguments.action}: IDs as `list` names them, --task or --all")
-    with _receive_dead_letters(arguments) as box:
+    with _receive_dead_letters(arguments) as batch:
         letters = [
             each
-            for each in box.dead_letters
+            for each in batch.dead_letters
             if arguments.task in {None, each.task} and (not arguments.ids or each.id in arguments.ids)
         ]
         if missing := sorted(set(arguments.ids) - {each.id for each in letters}):
             raise MessageError(f"there is no dead letter {', '.join(missing)}")
-        printed = arguments.json and arguments.action in {"list", "show"}
-        act = _write_json if printed else _ACTIONS[arguments.action]
-        act(box, letters)
+        prints_json = arguments.json and arguments.action in {"list", "show"}
+        act = _write_json if prints_json else _ACTIONS[arguments.action]
+        act(batch, letters)
     return EXIT_OK
 
 
@@ -240,7 +240,7 @@ class _DeadLetterBatch:
     client: Client
     receiver: Receiver
     arrived: Sequence[ArrivedBatch]
-    dead_letters: Sequence[DeadMessage]
+    dead_letters: Sequence[DecodedDeadLetter]
     timeout: float
 
     def remove(self, ids: Collection[str]) -> None:
@@ -249,20 +249,20 @@ class _DeadLetterBatch:
 
         for each in self.arrived:
             kept = [
-                RejectedMessage(index, 0.0, "kept", wait=False)
+                RejectedMessage(index, 0.0, "kept", blocks_task=False)
                 for index, letter in _letters_in(each)
                 if letter is None or letter.id not in ids  # None: a message that is not a dead letter
             ]
             self.receiver.acknowledge(each, kept)
 
 
-def _letters_in(arrived: ArrivedBatch) -> Iterator[tuple[int, DeadMessage | None]]:
-    from tuplewire.values.dead_letters import DeadMessage
+def _letters_in(arrived: ArrivedBatch) -> Iterator[tuple[int, DecodedDeadLetter | None]]:
+    from tuplewire.values.dead_letters import DecodedDeadLetter
 
     indexes = count()
     for group in arrived.groups:
         for message in TaskMessageBatch.from_groups([group]):
-            yield next(indexes), DeadMessage.read(message, redelivered=group.redelivered)
+            yield next(indexes), DecodedDeadLetter.read(message, redelivered=group.redelivered)
 
 
 @contextmanager
@@ -287,15 +287,15 @@ def _receive_dead_letters(arguments: argparse.Namespace) -> Iterator[_DeadLetter
     ) as client:
         receiver, *_ = client._subscription_args([task], None, follow=True)
         arrived: list[ArrivedBatch] = []
-        left, deadline = there.queued_messages, time.monotonic() + arguments.timeout
-        while left > 0 and (batch := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
+        remaining, deadline = there.queued_messages, time.monotonic() + arguments.timeout
+        while remaining > 0 and (batch := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
             arrived.append(batch)
-            left -= sum(map(len, batch.groups))
+            remaining -= sum(map(len, batch.groups))
         letters = [letter for each in arrived for _, letter in _letters_in(each) if letter is not None]
         yield _DeadLetterBatch(client, receiver, arrived, letters, arguments.timeout)
 
 
-def _list(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
+def _list(_: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
     if not letters:
         print("no dead letters", file=sys.stderr)
         return
@@ -307,13 +307,13 @@ def _list(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
     write_table(sys.stdout, _HEADER, rows)
 
 
-def _write_json(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
+def _write_json(_: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
     for each in letters:
         facts = {name: getattr(each, name) for name in ("id", "task", "source", "count", "reason", "time")}
-        print(json.dumps({**facts, **as_json(each.message), "task": each.task}))
+        print(json.dumps({**facts, **json_fields(each.message), "task": each.task}))
 
 
-def _show(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
+def _show(_: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
     for each in letters:
         source = "" if each.source is None else f" from task {each.source}"
         lines = [
@@ -329,12 +329,12 @@ def _show(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
             for name, value in each.message.headers
         ]
         payload = each.message.payload
-        more = f" ... ({len(payload)} bytes)" if len(payload) > _SHOWN_BYTES else ""
-        lines.append(f"payload  {payload[:_SHOWN_BYTES].decode(errors='backslashreplace')}{more}")
+        more = f" ... ({len(payload)} bytes)" if len(payload) > _MAX_SHOWN_BYTES else ""
+        lines.append(f"payload  {payload[:_MAX_SHOWN_BYTES].decode(errors='backslashreplace')}{more}")
         write_lines(sys.stdout, *lines, "")
 
 
-def _replay(box: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
+def _replay(box: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
     groups = []
     for each in letters:
         message = each.message
@@ -346,12 +346,12 @@ def _replay(box: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
     print(f"{len(letters)} sent again", file=sys.stderr)
 
 
-def _drop(box: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
+def _drop(box: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
     box.remove({each.id for each in letters})
     print(f"{len(letters)} dropped", file=sys.stderr)
 
 
-_ACTIONS: dict[str, Callable[[_DeadLetterBatch, Sequence[DeadMessage]], None]] = {
+_ACTIONS: dict[str, Callable[[_DeadLetterBatch, Sequence[DecodedDeadLetter]], None]] = {
     "list": _list,
     "show": _show,
     "replay": _replay,

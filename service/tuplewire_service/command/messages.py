@@ -46,7 +46,7 @@ class PayloadFormat(StrEnum):
     TUPLE = "tuple"  # the fields of a tuple of a topology
 
 
-def read_payloads(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
+def read_records(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
     """Return the encoded messages of a file as they arrive. Raise ConfigError if the last one is cut off."""
     return _prefixed(file) if form is MessageFormat.PREFIXED else (line.removesuffix(b"\n") for line in file)
 
@@ -59,13 +59,13 @@ class MessageMetadata(TypedDict, total=False):
 
 
 def read_messages(
-    payloads: Iterable[bytes], form: MessageFormat, task: int | None
+    records: Iterable[bytes], form: MessageFormat, task: int | None
 ) -> Iterator[tuple[int, bytes, MessageMetadata]]:
     """Yield the task, the payload, and the key and headers of each message.
 
     `task` is for messages without a task. Raises ConfigError, with its number, if a message is invalid.
     """
-    for number, line in enumerate(payloads, 1):
+    for number, line in enumerate(records, 1):
         to, payload, metadata = task, line, MessageMetadata()
         if form is MessageFormat.JSON:
             to, payload, metadata = _from_json(line, number, task)
@@ -118,25 +118,25 @@ def _header_of(pair: Any) -> tuple[str, bytes | None]:
 
 
 def make_message_writer(
-    file: BinaryIO, form: MessageFormat, *, terminal: str | None
+    file: BinaryIO, form: MessageFormat, *, terminal_encoding: str | None
 ) -> Callable[[TaskMessage], int]:
     """Return a function that writes a message to a file, and returns the number of bytes.
 
     Raises ConfigError if a terminal cannot show the messages.
-    `terminal` is the encoding of a terminal, for which control characters are escaped; None: no terminal.
+    `terminal_encoding`: of a terminal, for which control characters are escaped; None: no terminal.
     """
     if form is MessageFormat.PREFIXED:
-        if terminal:
+        if terminal_encoding:
             raise ConfigError("--format prefixed is for files and pipes: a terminal would obey what it holds")
         return lambda message: file.write(_LENGTH.pack(len(message.payload)) + message.payload)
     if form is MessageFormat.JSON:
-        return lambda message: file.write(json.dumps(as_json(message)).encode() + b"\n")
-    if terminal:
-        return lambda message: file.write(_escape_payload(message.payload, terminal) + b"\n")
+        return lambda message: file.write(json.dumps(json_fields(message)).encode() + b"\n")
+    if terminal_encoding:
+        return lambda message: file.write(_escape_payload(message.payload, terminal_encoding) + b"\n")
     return lambda message: file.write(message.payload + b"\n")
 
 
-def as_json(message: TaskMessage) -> dict[str, Any]:
+def json_fields(message: TaskMessage) -> dict[str, Any]:
     """Return the JSON fields of a message, without its key and headers if they cannot be decoded."""
     payload = _as_value(message.payload)
     fields: dict[str, Any] = {"task": message.task}

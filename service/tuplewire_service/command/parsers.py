@@ -101,12 +101,12 @@ class Parser(argparse.ArgumentParser):
             return super().parse_known_args(args, namespace)
         self._intermixed = True  # argparse calls this method again for each half
         try:
-            found, more = self.parse_known_intermixed_args(args, namespace)
+            found, unknown = self.parse_known_intermixed_args(args, namespace)
         finally:
             self._intermixed = False
-        if more:
-            self.error(f"unrecognized arguments: {' '.join(more)}")
-        return found, more
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def _check_options(self, words: Sequence[str]) -> None:
         """Report an unknown option first. Its value would otherwise be read as a positional argument."""
@@ -206,8 +206,8 @@ def add_setting_flags(parser: Parser, settings: type[Settings]) -> None:
             known.flag,
             dest=f"setting_{known.name}",
             metavar=known.kind.metavar,
-            nargs="?" if known.is_flag else None,
-            const="true" if known.is_flag else None,
+            nargs="?" if known.is_boolean else None,
+            const="true" if known.is_boolean else None,
             help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),  # argparse: %
         )
 
@@ -239,7 +239,7 @@ def fetch_assignment(client: ControlClient, tasks: Collection[int] = ()) -> pb.A
     """Return the worker's assignment. Raise NotReadyError, or UnknownTaskError for a task not in it."""
     from tuplewire.connection.task_owners import TaskOwners
 
-    if (assignment := client.assignment()) is None:
+    if (assignment := client.get_assignment()) is None:
         raise NotReadyError(f"the worker at {client.address} has no assignment yet: run tuplewire assign")
     owners = TaskOwners(assignment.topology, client.address)
     owners.apply(assignment, client.address)
@@ -250,7 +250,7 @@ def fetch_assignment(client: ControlClient, tasks: Collection[int] = ()) -> pb.A
 
 def fetch_owners(client: ControlClient, tasks: Collection[int]) -> dict[str, str]:
     """Return the address and id of each worker that owns one of the tasks; if none does, the client's."""
-    worker_id, assignment = client.status().worker_id, client.assignment()
+    worker_id, assignment = client.status().worker_id, client.get_assignment()
     owners = {
         client.address if each.worker_id == worker_id else each.address: each.worker_id
         for each in (assignment.workers if assignment is not None else ())

@@ -27,7 +27,7 @@ from tuplewire.text.formatting import counted, escape_unprintable, fold
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.terminal import PROBLEM_STYLE, write_lines, write_table
 from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows, TaskRow, cluster_rows
-from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, format_time, sorted_rows
+from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, format_time, select_rows
 from tuplewire_service.command.viewer.rates import WorkerSample, state_name
 from tuplewire_service.control.control_messages import MAX_CLIENTS
 
@@ -94,8 +94,8 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
         )
     yield f"time        {_format_shares(status.state_seconds)}"
     for each in status.blocking:
-        late = f"{each.recent_seconds:.1f} of {interval:.1f} s lately, " if each.recent_seconds else ""
-        held = f"has held others up for {late}{each.seconds:.1f} s in all"
+        recent_text = f"{each.recent_seconds:.1f} of {interval:.1f} s lately, " if each.recent_seconds else ""
+        held = f"has held others up for {recent_text}{each.seconds:.1f} s in all"
         yield f"blocking    task {each.task} ({each.place}) {held}"
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
     for count in received[:MAX_LINES]:
@@ -139,9 +139,9 @@ def write_tables(
     """
     if width is None and stream.isatty():
         width = shutil.get_terminal_size().columns
-    for sentence in map(escape_unprintable, cluster.blocking):
+    for sentence in map(escape_unprintable, cluster.problems):
         write_lines(stream, *fold(sentence, width or len(sentence)).split("\n"), style=PROBLEM_STYLE)
-    tables: dict[str, list[Row]] = {name: sorted_rows(getattr(cluster, name), wanted) for name in TABLES}
+    tables: dict[str, list[Row]] = {name: select_rows(getattr(cluster, name), wanted) for name in TABLES}
     if wanted and not any(tables.values()):
         write_lines(stream, "", f"no row contains {wanted}")
     for name, found in tables.items():
@@ -157,9 +157,9 @@ def write_tables(
         header, *cells = [[line[i] for i in shown] for line in ([each.title for each in columns], *lines)]
         if rows:
             write_table(stream, header, cells)
-        if left := len(found) - len(lines):
-            what = f"{left} more" if len(rows) > limit else counted(left, "idle task")
-            write_lines(stream, f"{'and ' if rows else ''}{what}; --json has all of them")
+        if omitted_rows := len(found) - len(lines):
+            omitted_text = f"{omitted_rows} more" if len(rows) > limit else counted(omitted_rows, "idle task")
+            write_lines(stream, f"{'and ' if rows else ''}{omitted_text}; --json has all of them")
 
 
 def _shorten(cell: str) -> str:

@@ -23,7 +23,7 @@ from tuplewire.text.formatting import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.messages import PayloadFormat, as_json
+from tuplewire_service.command.messages import PayloadFormat, json_fields
 from tuplewire_service.command.parsers import fetch_assignment, fetch_owners, make_control_client
 from tuplewire_service.command.viewer.columns import format_client
 
@@ -41,17 +41,17 @@ _JSON_FIELDS = (
 )
 
 
-_Arrived = SimpleQueue[tuple[str, pb.TapResponse | TuplewireError]]
+_Responses = SimpleQueue[tuple[str, pb.TapResponse | TuplewireError]]
 
 
-def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None, None]:
+def read_taps(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None, None]:
     """Yield the responses of taps at the tasks' workers, and open a tap at each worker that a task moves to.
 
     The counts are the sums of all taps. Without tasks, the only tap is at the given worker. With tasks, the
     messages of a response are those that its worker queued: a message also passes the tap at a worker that
     its task has left. Close the generator to end the taps. Raises the error of a tap at a task's worker.
     """
-    tasks, arrived = arguments.tasks, _Arrived()
+    tasks, arrived = arguments.tasks, _Responses()
     last: dict[str, pb.TapResponse | TuplewireError] = {}
     with ExitStack() as exit_stack:
         first = exit_stack.enter_context(make_control_client(arguments))
@@ -65,15 +65,15 @@ def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None,
                     raise
                 owners = {}  # the open taps continue
             for address, worker_id in owners.items():
-                if isinstance(ended := last.get(address), TuplewireError):
-                    raise ended
-                if ended is None:
+                if isinstance(latest := last.get(address), TuplewireError):
+                    raise latest
+                if latest is None:
                     client = exit_stack.enter_context(make_control_client(arguments, address))
                     last[address] = pb.TapResponse()
                     reader = (client, worker_id, arguments, arrived)
                     threading.Thread(target=_read, args=reader, daemon=True).start()
-            until = time.monotonic() + _OWNER_CHECK_SECONDS
-            while (left := until - time.monotonic()) > 0:
+            next_check_at = time.monotonic() + _OWNER_CHECK_SECONDS
+            while (left := next_check_at - time.monotonic()) > 0:
                 try:
                     address, response = arrived.get(timeout=left)
                 except Empty:
@@ -89,8 +89,10 @@ def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None,
                 )
 
 
-def _read(client: ControlClient, worker_id: str, given: argparse.Namespace, arrived: _Arrived) -> None:
-    tapped = client.tap(given.tasks, sample=given.sample, max_per_second=given.rate, max_bytes=given.bytes)
+def _read(client: ControlClient, worker_id: str, arguments: argparse.Namespace, arrived: _Responses) -> None:
+    tapped = client.tap(
+        arguments.tasks, sample=arguments.sample, max_per_second=arguments.rate, max_bytes=arguments.bytes
+    )
     try:
         arrived.put((client.address, next(tapped)))  # without messages: the tap is open
         print(f"tapping at {escape_unprintable(worker_id)}; Ctrl-C ends it", file=sys.stderr, flush=True)
@@ -169,7 +171,7 @@ def _tuple(payload: bytes) -> str:
 
 def tapped_as_json(message: pb.TappedMessage) -> str:
     """Return a JSON object with the fields of `tuplewire recv --format json`, and facts about the passage."""
-    received = TaskMessage.received(message.task, message.payload, message.headers)
+    received = TaskMessage.from_checked(message.task, message.payload, message.headers)
     source = message.source if message.HasField("source") else None
     facts = {name: getattr(message, name) for name in _JSON_FIELDS}
-    return json.dumps({**as_json(received), "source": source, **facts})
+    return json.dumps({**json_fields(received), "source": source, **facts})

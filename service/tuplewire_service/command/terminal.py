@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 _REDRAW_SECONDS = 0.5
-_REFRESHED_PER_SECOND = 4
+_REFRESHES_PER_SECOND = 4
 _BAR_WIDTH = 16
 PROBLEM_STYLE = "bold red"
 """The style of problems, for rich."""
@@ -61,7 +61,7 @@ class ProgressLine:
         self._live = Live(
             console=console,
             get_renderable=self._render,
-            refresh_per_second=_REFRESHED_PER_SECOND,
+            refresh_per_second=_REFRESHES_PER_SECOND,
             transient=True,
             redirect_stdout=False,  # it may be a file
             redirect_stderr=False,
@@ -95,7 +95,7 @@ class ProgressLine:
         return line
 
 
-def live_line(stream: TextIO) -> ProgressLine | None:
+def progress_line(stream: TextIO) -> ProgressLine | None:
     """Return a progress line on a stream, or None for plain text."""
     console = console_of(stream)
     return None if console is None else ProgressLine(console)
@@ -117,7 +117,7 @@ def counted(
 
     `completed_ratio` returns the ratio, 0 to 1, after a number of items, or None. Close the generator.
     """
-    line = live_line(sys.stderr) if drawn else None
+    line = progress_line(sys.stderr) if drawn else None
     if line is None:
         yield from items
         return

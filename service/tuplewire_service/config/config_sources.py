@@ -54,12 +54,12 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     origins = dict.fromkeys(_SETTINGS, "default")
     if file is not None:
         _read_file_into(file, values, origins)
-    by_variable = {known.variable: name for name, known in _SETTINGS.items()}
+    by_variable = {declared.variable: name for name, declared in _SETTINGS.items()}
     refuse_misspelled(environment, {*by_variable, *CLIENT_VARIABLES})
     variables = environment.keys() & by_variable.keys()
-    given = [(by_variable[each], f"environment {each}", environment[each]) for each in variables]
-    given += [(name, f"flag {_SETTINGS[name].flag}", raw) for name, raw in flags.items()]
-    for name, origin, raw in given:
+    overrides = [(by_variable[each], f"environment {each}", environment[each]) for each in variables]
+    overrides += [(name, f"flag {_SETTINGS[name].flag}", raw) for name, raw in flags.items()]
+    for name, origin, raw in overrides:
         values[name] = _SETTINGS[name].check(raw, origin, text=True)
         origins[name] = origin
     program_conf_file = values.get("program_conf_file")
@@ -130,15 +130,15 @@ def settings_in(conf: Mapping[str, Any], *, separate_processes: bool = True) -> 
     }
 
 
-def transport_settings_in(conf: Mapping[str, Any]) -> dict[str, Any]:
+def embedded_transport_conf(conf: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the transport between workers of one process, except its sessions' settings."""
-    others = {*keys_of(SessionSettings), *_QUEUE_LIMIT_KEYS}
-    own = {
+    excluded_keys = {*keys_of(SessionSettings), *_QUEUE_LIMIT_KEYS}
+    kept_conf = {
         key: value
         for key, value in conf.items()
-        if key not in others and not key.startswith((WORKER_PREFIX, SessionSettings.PREFIX))
+        if key not in excluded_keys and not key.startswith((WORKER_PREFIX, SessionSettings.PREFIX))
     }
-    return {TRANSPORT_KEY: "local", **own}
+    return {TRANSPORT_KEY: "local", **kept_conf}
 
 
 def read_conf(file: str) -> dict[str, Any]:

@@ -34,11 +34,11 @@ class StopRequest:
 
     reason: str
     exit_code: int = EXIT_OK
-    deadline_seconds: float | None = None
+    drain_seconds: float | None = None
 
 
-def read_signals(action: Callable[[int], None]) -> None:
-    """Call `action` with the number of each SIGTERM and SIGINT.
+def read_signals(on_signal: Callable[[int], None]) -> None:
+    """Call `on_signal` with the number of each SIGTERM and SIGINT.
 
     A separate thread reads them from a pipe. Python runs handlers only in the main thread, and nothing wakes
     it from a lock if the kernel delivers the signal to another thread. A handler that acquires a lock, as
@@ -54,7 +54,7 @@ def read_signals(action: Callable[[int], None]) -> None:
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] in _SIGNALS:
-                    action(number[0])
+                    on_signal(number[0])
 
     threading.Thread(target=forward_signals, name="tuplewire-signals", daemon=True).start()
 
@@ -102,11 +102,11 @@ class Stop:
                 return request
         return None
 
-    def on_signals(self) -> None:
+    def watch_signals(self) -> None:
         """Turn SIGTERM and SIGINT into requests; a second signal exits immediately."""
         read_signals(self._on_signal)
 
-    def on_end_of_input(self) -> None:
+    def watch_stdin(self) -> None:
         """Stop at the end of standard input: the parent process that held it open has exited."""
         threading.Thread(target=self._await_end_of_input, name="tuplewire-stdin", daemon=True).start()
 

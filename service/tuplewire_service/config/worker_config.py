@@ -55,7 +55,7 @@ def _parse_advertised(address: str) -> str:
     return join_host_port(host, port)
 
 
-def _socket_path(value: str) -> str:
+def _parse_socket_path(value: str) -> str:
     path = value.removeprefix("unix://")
     if not path.startswith("/"):
         raise ConfigError(f"{value!r} is not an absolute path, such as /run/tuplewire/worker.sock")
@@ -67,20 +67,20 @@ def _socket_path(value: str) -> str:
 
 
 HOST_PORT = Kind("HOST:PORT", "host:port", str, lambda address: join_host_port(*split_host_port(address)))
-ADVERTISED = Kind("HOST[:PORT]", "a host, or host:port", str, _parse_advertised)
-SOCKET_PATH = Kind("PATH", "an absolute path", str, _socket_path)
+ADVERTISED_ADDRESS = Kind("HOST[:PORT]", "a host, or host:port", str, _parse_advertised)
+SOCKET_PATH = Kind("PATH", "an absolute path", str, _parse_socket_path)
 
 
 def _parse_transport(name: str) -> str:
     """Check a transport's name. The error for a class of Storm's names the replacement."""
-    ours = tuplewire_transport(name)
-    if ours is not None:
-        raise ConfigError(f"{name!r} is a class of Storm's: write {ours!r} in place of it")
-    return str(_TRANSPORT_CHOICE.read(name))
+    replacement = tuplewire_transport(name)
+    if replacement is not None:
+        raise ConfigError(f"{name!r} is a class of Storm's: write {replacement!r} in place of it")
+    return str(_TRANSPORT_CHOICE.convert(name))
 
 
 _TRANSPORT_CHOICE = choice(["grpc", "zmq"])
-_TRANSPORT = replace(_TRANSPORT_CHOICE, read=_parse_transport)
+_TRANSPORT = replace(_TRANSPORT_CHOICE, convert=_parse_transport)
 FILE_MODE = Kind(
     "MODE",
     "a file mode in octal digits, such as 0660",
@@ -109,7 +109,7 @@ class WorkerConfig(WorkerSettings):
         HOST_PORT, "127.0.0.1:9464", "address of /metrics, /livez and /readyz; port 0: any free port"
     )
     advertise: str | None = setting(
-        ADVERTISED,
+        ADVERTISED_ADDRESS,
         None,
         "address that other workers connect to (default: the bound address; for a wildcard, the host name)",
         storm="storm.local.hostname",
@@ -208,8 +208,8 @@ class WorkerConfig(WorkerSettings):
             raise ConfigError(
                 "tasks are for a worker that is alone, and assignment_file for several: give one of them"
             )
-        of_sessions = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
-        session = replace(self.session, **{name: getattr(self, name) for name in of_sessions})
+        session_names = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
+        session = replace(self.session, **{name: getattr(self, name) for name in session_names})
         object.__setattr__(self, "session", session)
         self._check_security()
         WorkerSettings._check(self)
@@ -221,11 +221,11 @@ class WorkerConfig(WorkerSettings):
             raise ConfigError("tls_ca alone has no effect on a worker: set tls_certificate and tls_key, too")
         if self.tls_client_names and credentials.tls_ca is None:
             raise ConfigError("tls_client_names need tls_certificate, tls_key and tls_ca")
-        shut = [name for name in ("tls_ca", "token_file", "permissions_file") if getattr(self, name)]
-        if self.transport != "grpc" and shut:
+        protections = [name for name in ("tls_ca", "token_file", "permissions_file") if getattr(self, name)]
+        if self.transport != "grpc" and protections:
             raise ConfigError(
                 f"the transport {self.transport} between workers does not support TLS, tokens or "
-                f"permissions, so {shut[0]} would not protect it: set transport=grpc"
+                f"permissions, so {protections[0]} would not protect it: set transport=grpc"
             )
         for name in ("listen", "listen_peers"):
             address = getattr(self, name)

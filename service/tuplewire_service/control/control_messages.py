@@ -82,5 +82,5 @@ def add_clients(
 
 def _format_address(address: str) -> str:
     """Return an address in its usual form; gRPC has `ipv4:127.0.0.1:6700` and `ipv6:%5B::1%5D:6700`."""
-    scheme, _, rest = address.partition(":")
-    return unquote(rest) if scheme in {"ipv4", "ipv6"} else address
+    scheme, _, host_and_port = address.partition(":")
+    return unquote(host_and_port) if scheme in {"ipv4", "ipv6"} else address

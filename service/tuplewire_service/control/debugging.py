@@ -33,14 +33,14 @@ from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.memory import resident_bytes
 from tuplewire_service.worker.worker import Worker
 
-_TASKS_PER_TURN = 200
+_ASYNCIO_TASKS_PER_TURN = 200
 """Number of asyncio tasks to inspect before messages are processed again."""
 _MAX_FRAMES = 30
 CodeLocation = tuple[str, int, str]
 """A file, a line and a function."""
 
 
-class Debugging:
+class DebugBundles:
     """The debug bundles of one process. Call only from the event loop, except the constructor."""
 
     def __init__(self, config: WorkerConfig, log: LogOutput, registry: CollectorRegistry) -> None:
@@ -58,7 +58,7 @@ class Debugging:
             yield "versions.json", _as_json(self._versions(worker))
             yield "settings.toml", to_toml(self._config) + "\n"
             yield "router.json", _as_json(_router_state(worker))
-            yield "stacks.txt", "".join(_thread_stacks()) + await _task_stacks()
+            yield "stacks.txt", "".join(_thread_stacks()) + await _asyncio_task_stacks()
             yield "log.txt", "".join(f"{line}\n" for line in self.log.lines())
             metrics = await asyncio.to_thread(generate_latest, self._registry)
             yield "metrics.txt", metrics.decode()
@@ -96,8 +96,8 @@ def _router_state(worker: Worker) -> dict[str, Any]:
         "exhausted_tasks": sorted(worker.servers.tasks_without_credit()),
         "waiting": router.queues.queued_by_task(),
         "unreleased": [
-            {"worker": peer.worker_id, "messages": sum(of_entries.values())}
-            for peer, _, of_entries in router.connections.unreleased()
+            {"worker": peer.worker_id, "messages": sum(messages_by_entry.values())}
+            for peer, _, messages_by_entry in router.connections.unreleased_by_peer()
         ],
     }
 
@@ -110,7 +110,7 @@ def _thread_stacks() -> Iterator[str]:
         yield "\n"
 
 
-async def _task_stacks() -> str:
+async def _asyncio_task_stacks() -> str:
     """Return the places where asyncio tasks wait. Each place appears once, with its number of tasks."""
     found: Counter[tuple[CodeLocation, ...]] = Counter()
     names: dict[tuple[CodeLocation, ...], list[str]] = {}
@@ -120,7 +120,7 @@ async def _task_stacks() -> str:
         some = names.setdefault(places, [])
         if len(some) < 3:
             some.append(task.get_name())
-        if number % _TASKS_PER_TURN == 0:
+        if number % _ASYNCIO_TASKS_PER_TURN == 0:
             await asyncio.sleep(0)
     parts = []
     for places, count in found.most_common():

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from tuplewire.wire import health_pb2, health_pb2_grpc
-from tuplewire_service.messaging.grpc.grpc_transport import Context
+from tuplewire_service.messaging.grpc.grpc_transport import Call
 from tuplewire_service.worker.worker import Worker, WorkerState
 
 Request = health_pb2.HealthCheckRequest
@@ -32,17 +32,17 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._worker = worker
         self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
         """The calls of Watch, with the events that wake them."""
-        self._ending = False
+        self._is_draining = False
         worker.on_state_change = self._notify_watchers
 
     async def end(self, timeout: float) -> None:
         """Report not ready, and wait until all watchers' streams are closed, at most `timeout` seconds."""
-        self._ending = True
+        self._is_draining = True
         self._notify_watchers()
         if self._watchers:
             await asyncio.wait(self._watchers, timeout=timeout)
 
-    async def Check(self, request: Request, context: Context) -> Response:
+    async def Check(self, request: Request, context: Call) -> Response:
         """Return the current state."""
         status = self._status(request.service)
         if status == Response.SERVICE_UNKNOWN:
@@ -52,7 +52,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             )
         return Response(status=status)
 
-    async def Watch(self, request: Request, context: Context) -> AsyncIterator[Response]:
+    async def Watch(self, request: Request, context: Call) -> AsyncIterator[Response]:
         """Yield the current state, and every change, until the worker drains."""
         if len(self._watchers) >= _MAX_WATCHERS:
             await context.abort(
@@ -67,7 +67,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         while True:
             changed.clear()
             # Read both now: a drain that starts during the write is reported in the next round.
-            ending, status = self._ending, self._status(request.service)
+            ending, status = self._is_draining, self._status(request.service)
             if status != last:
                 last = status
                 yield Response(status=status)
@@ -80,7 +80,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             return Response.SERVING
         if service != READINESS:
             return Response.SERVICE_UNKNOWN
-        ready = self._worker.state is WorkerState.READY and not self._ending
+        ready = self._worker.state is WorkerState.READY and not self._is_draining
         return Response.SERVING if ready else Response.NOT_SERVING
 
     def _notify_watchers(self) -> None:

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from tuplewire.errors import MalformedError
 from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.text.formatting import escape_unprintable, fold
-from tuplewire_service.metrics.families import counters
+from tuplewire_service.metrics.families import counter_by
 
 logger = event_logger(__name__)
 
@@ -44,16 +44,16 @@ class EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         instant = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         moment = f"{instant}.{int(record.msecs):03d}Z"
-        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        text = self.formatException(record.exc_info) if record.exc_info else ""
         if self._log_format == "json":
             head = {"time": moment, "level": record.levelname.lower(), "event": record.getMessage()}
             facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-            parts = {**head, "logger": record.name, **facts, **({"error": trace} if trace else {})}
+            parts = {**head, "logger": record.name, **facts, **({"error": text} if text else {})}
             return json.dumps(parts, default=str)  # ASCII, for any encoding and terminal
         line = f"{moment} {record.levelname:7} {escape_unprintable(record.getMessage())}"
         width = get_terminal_size((_MAX_LINE_LENGTH, 1)).columns
         line = fold(line, width, indent=2) if self._folded else line
-        return f"{line}\n{escape_unprintable(trace, keep=_LINE_END)}" if trace else line
+        return f"{line}\n{escape_unprintable(text, keep=_LINE_END)}" if text else line
 
 
 class LogOutput(logging.Handler, Collector):
@@ -69,10 +69,10 @@ class LogOutput(logging.Handler, Collector):
 
     def start(self) -> None:
         """Send every log record of the process to standard error, as `text` or `json`."""
-        written = logging.StreamHandler(sys.stderr)
-        written.setFormatter(EventFormatter(self._log_format, folded=sys.stderr.isatty()))
+        stderr_handler = logging.StreamHandler(sys.stderr)
+        stderr_handler.setFormatter(EventFormatter(self._log_format, folded=sys.stderr.isatty()))
         self.setFormatter(EventFormatter(self._log_format))
-        logging.basicConfig(level=self._configured_level.upper(), handlers=[written, self], force=True)
+        logging.basicConfig(level=self._configured_level.upper(), handlers=[stderr_handler, self], force=True)
         # At the level debug, asyncio logs its selector's name, which is not an event of this project.
         logging.getLogger("asyncio").setLevel(logging.WARNING)
 
@@ -96,7 +96,7 @@ class LogOutput(logging.Handler, Collector):
             by: The client that requested the change, for the log.
         """
         level = level or self._configured_level
-        every_seconds = every_seconds or LogRateLimiter.QUIET_SECONDS
+        every_seconds = every_seconds or LogRateLimiter.DEFAULT_INTERVAL_SECONDS
         if level not in LEVELS:
             raise MalformedError(f"a level is one of {', '.join(LEVELS)}, not {level[:100]!r}")
         if not (0 < seconds <= MAX_SECONDS and 0 <= every_seconds <= MAX_SECONDS):
@@ -110,7 +110,7 @@ class LogOutput(logging.Handler, Collector):
 
     def _restore(self) -> None:
         self._restore_timer = None
-        self._apply(self._configured_level, LogRateLimiter.QUIET_SECONDS)
+        self._apply(self._configured_level, LogRateLimiter.DEFAULT_INTERVAL_SECONDS)
         logger.warning("log_level.restored", extra={"level": self._configured_level})
 
     def _apply(self, level: str, every_seconds: float) -> None:
@@ -120,4 +120,4 @@ class LogOutput(logging.Handler, Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metric. Thread-safe."""
         counts = [(level, self._counts[level]) for level in LEVELS]
-        yield counters("log_records", "Log records written, by level.", "level", counts)
+        yield counter_by("log_records", "Log records written, by level.", "level", counts)

@@ -33,7 +33,7 @@ def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path(
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = process.read_text(encoding="ascii").splitlines()
-    found = [os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()]
+    limits = [os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()]
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -43,21 +43,21 @@ def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path(
         # In a container, the path may be the host's, with the limit at the visible root.
         for each in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):
-                found.append(int((each / name).read_text(encoding="ascii")))
+                limits.append(int((each / name).read_text(encoding="ascii")))
             if each == root:
                 break
-    return min(found)
+    return min(limits)
 
 
 def wait_for_stop(stop: Stop) -> StopRequest:
     """Wait for the first request to stop; periodically return free memory to the system."""
     gc.freeze()  # collections are faster without the objects from the start
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
-    pause, trimmed = _PAUSE_SECONDS, time.process_time()
+    pause, trimmed_at_cpu = _PAUSE_SECONDS, time.process_time()
     while (request := stop.wait(pause)) is None:
-        if (used := time.process_time()) - trimmed > _MIN_CPU_SECONDS:
+        if (cpu_seconds := time.process_time()) - trimmed_at_cpu > _MIN_CPU_SECONDS:
             began = time.monotonic()
             trim(0)
             pause = max(_PAUSE_SECONDS, (time.monotonic() - began) / _MAX_TRIM_RATIO)
-            trimmed = used
+            trimmed_at_cpu = cpu_seconds
     return request

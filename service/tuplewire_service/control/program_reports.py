@@ -91,14 +91,14 @@ def _check_sample(family: pb.MetricFamily, sample: pb.MetricSample) -> None:
     for name, value in zip(family.label_names, sample.label_values, strict=True):
         if value or name != "source":  # messages from outside the topology have no source
             check_id(name, value)
-    bounds, n_counts = sample.bounds, 0
+    bounds, expected_counts = sample.bounds, 0
     if family.kind == pb.METRIC_KIND_HISTOGRAM:
-        n_counts = len(bounds) + 1
+        expected_counts = len(bounds) + 1
         if not all(map(math.isfinite, bounds)) or any(after <= before for before, after in pairwise(bounds)):
             raise MalformedError(f"the bounds of the histogram {family.name!r} are not finite or do not grow")
     elif family.kind == pb.METRIC_KIND_SUMMARY:
-        n_counts = 1
-    if len(sample.counts) != n_counts or (bounds and n_counts < 2):
+        expected_counts = 1
+    if len(sample.counts) != expected_counts or (bounds and expected_counts < 2):
         raise MalformedError(
             f"a sample of {family.name!r} has {len(sample.counts)} counts for {len(bounds)} bounds: "
             "a histogram has one more than bounds, a summary one and no bounds, others none"
@@ -106,7 +106,7 @@ def _check_sample(family: pb.MetricFamily, sample: pb.MetricSample) -> None:
 
 
 @dataclass(slots=True)
-class _Program:
+class _Reports:
     """The last two reports of a program. Times are in seconds of the clock."""
 
     report: pb.ReportProgramRequest
@@ -114,7 +114,7 @@ class _Program:
     expires_at: float
     previous_report: pb.ReportProgramRequest
     previous_reported_at: float
-    size: int
+    size_bytes: int
     component_bytes: int
     series: int = 0
 
@@ -139,7 +139,7 @@ class ProgramReports:
         """Start empty. `clock` returns seconds."""
         self._clock = clock
         self._version = 0
-        self._programs: dict[tuple[str, str], _Program] = {}
+        self._programs: dict[tuple[str, str], _Reports] = {}
         self._log_rate = LogRateLimiter()
 
     def store(self, owner: str, report: pb.ReportProgramRequest, current_version: int) -> None:
@@ -156,12 +156,12 @@ class ProgramReports:
         if current_version != self._version:
             self._programs.clear()
             self._version = current_version
-        self._forget(now)
+        self._remove_expired(now)
         key = owner, report.program
         before = self._programs.get(key)
-        last = report.ended and before is not None and not before.report.ended
+        is_final = report.ended and before is not None and not before.report.ended
         # The final report may follow the one before it immediately.
-        if before is not None and now - before.reported_at < MIN_INTERVAL_SECONDS and not last:
+        if before is not None and now - before.reported_at < MIN_INTERVAL_SECONDS and not is_final:
             raise ResourceLimitError(
                 f"a program reports again after less than {MIN_INTERVAL_SECONDS:g} s: report once a second"
             )
@@ -169,28 +169,28 @@ class ProgramReports:
         size, component_bytes = self._check_space(report, others)
         expires_at = now + (RETENTION_SECONDS if report.ended and report.metrics else REPORT_TIMEOUT_SECONDS)
         then, then_at = (report, now) if before is None else (before.report, before.reported_at)
-        program = _Program(report, now, expires_at, then, then_at, size, component_bytes)
+        program = _Reports(report, now, expires_at, then, then_at, size, component_bytes)
         self._trim_samples(program, MAX_SERIES - sum(each.series for each in others))
         self._programs[key] = program
 
-    def _check_space(self, report: pb.ReportProgramRequest, others: Collection[_Program]) -> tuple[int, int]:
+    def _check_space(self, report: pb.ReportProgramRequest, others: Collection[_Reports]) -> tuple[int, int]:
         """Return the size of a report and of its components, in bytes. Raises ResourceLimitError."""
         size = report.ByteSize() + _OVERHEAD_BYTES
-        used = sum(each.size for each in others)
+        used = sum(each.size_bytes for each in others)
         if used + size > MAX_BYTES:
             raise ResourceLimitError(
                 f"the report has {size} bytes; the other programs use {used} of {MAX_BYTES} bytes: "
                 "lower topology.user.metrics.series"
             )
-        components = sum(each.ByteSize() for each in report.components)
-        if components + sum(each.component_bytes for each in others) > MAX_COMPONENT_BYTES:
+        component_bytes = sum(each.ByteSize() for each in report.components)
+        if component_bytes + sum(each.component_bytes for each in others) > MAX_COMPONENT_BYTES:
             raise ResourceLimitError(
                 f"the programs of this worker report more than {MAX_COMPONENT_BYTES} bytes of components: "
                 "run fewer executors with one worker"
             )
-        return size, components
+        return size, component_bytes
 
-    def _trim_samples(self, program: _Program, max_series: int) -> None:
+    def _trim_samples(self, program: _Reports, max_series: int) -> None:
         """Remove the samples that exceed the limit; count them, and log this at a limited rate."""
         metrics = program.report.metrics
         program.series = sum(_count_series(sample) for family in metrics for sample in family.samples)
@@ -213,14 +213,14 @@ class ProgramReports:
         added = metrics.add(name=OMITTED, help=_OMITTED, kind=pb.METRIC_KIND_GAUGE, label_names=["component"])
         for component, count in omitted.items():
             added.samples.add(label_values=[component], value=count)
-        if self._log_rate.due("omitted"):
+        if self._log_rate.count_event("omitted"):
             extra = {"program": program.report.program, "metrics": omitted.total()}
             logger.warning("metrics.omitted", extra={**extra, "max_series": MAX_SERIES})
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the components to a status; counts of several programs are summed."""
         now = self._clock()
-        self._forget(now)
+        self._remove_expired(now)
         added = {(each.component, each.first_task): each for each in status.components}
         for program in self._programs.values():
             for each in program.components(now):
@@ -233,10 +233,10 @@ class ProgramReports:
 
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the current metric families; the caller must not change them."""
-        self._forget(self._clock())
+        self._remove_expired(self._clock())
         return [family for program in self._programs.values() for family in program.report.metrics]
 
-    def _forget(self, now: float) -> None:
+    def _remove_expired(self, now: float) -> None:
         self._programs = {key: each for key, each in self._programs.items() if now < each.expires_at}
 
 
@@ -267,9 +267,9 @@ def _interpolate(
 ) -> None:
     """Interpolate counts between two reports; counts that have fallen were restarted."""
     for name in names if then is not None else ():
-        last, grown = getattr(then, name), getattr(now, name) - getattr(then, name)
-        if grown > 0:
-            setattr(now, name, type(last)(last + grown * share))
+        last, increase = getattr(then, name), getattr(now, name) - getattr(then, name)
+        if increase > 0:
+            setattr(now, name, type(last)(last + increase * share))
 
 
 def _add(component: pb.ComponentStatus, other: pb.ComponentStatus) -> None:

@@ -40,21 +40,21 @@ from tuplewire_service.control.control_messages import (
     assignment_to_wire,
     unique,
 )
-from tuplewire_service.control.debugging import Debugging
+from tuplewire_service.control.debugging import DebugBundles
 from tuplewire_service.control.program_reports import ProgramReports, check_report
-from tuplewire_service.messaging.grpc.grpc_transport import AdmitFunction, Context, GrpcServerStream
+from tuplewire_service.messaging.grpc.grpc_transport import AdmitFunction, Call, GrpcServerStream
 from tuplewire_service.messaging.server_stream import (
     PendingHandshakes,
     ServerStream,
     check_receiver,
     log_refusal,
 )
-from tuplewire_service.worker.taps import MAX_COPY_BYTES, MAX_PER_SECOND
+from tuplewire_service.worker.taps import MAX_COPY_BYTES, MAX_MESSAGES_PER_SECOND
 from tuplewire_service.worker.worker import Worker
 
 logger = event_logger(__name__)
 
-CallCheck = Callable[[Context, str], None]
+CallCheck = Callable[[Call, str], None]
 """Raises RefusedError if the caller may not call /SERVICE/METHOD."""
 _TASKS_PER_TURN = 500
 """Number of tasks to look up before messages are processed again."""
@@ -83,7 +83,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     stop: Stop
     admit: AdmitFunction
     status: Callable[[pb.GetStatusRequest], Awaitable[pb.GetStatusResponse]]
-    debugging: Debugging
+    debugging: DebugBundles
     reports: ProgramReports
     call_program: Callable[[bytes], bytes]
     reserved_names: frozenset[str] = frozenset()
@@ -92,7 +92,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._tap_errors: dict[asyncio.Event, RefusedError | None] = {}
         """The events that wake the open taps, with the errors that end them."""
 
-    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Call) -> pb.GetStatusResponse:
         """Return a snapshot."""
         access = self.admit(context)
         if request.membership_poll_seconds:
@@ -100,15 +100,15 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             self.worker.on_membership_poll(request.membership_poll_seconds)
         status = await self.status(request)
         max_clients, may_list = min(request.max_clients, MAX_CLIENTS), access.may_list
-        listed = set(islice((who for who in status.identities if may_list(who)), max_clients))
-        for who in set(status.identities) - listed:
+        shown_identities = set(islice((who for who in status.identities if may_list(who)), max_clients))
+        for who in set(status.identities) - shown_identities:
             del status.identities[who]
         if max_clients:
             consumers = self.worker.router.queues.consumer_statuses()
-            add_clients(status, self.worker.servers.sessions(), consumers, max_clients, may_list)
+            add_clients(status, self.worker.servers.session_statuses(), consumers, max_clients, may_list)
         return status
 
-    async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:
+    async def GetLoad(self, request: pb.GetLoadRequest, _context: Call) -> pb.GetLoadResponse:
         """Return the known loads of the requested tasks, or of all tasks if none is requested."""
         tasks = unique(request.tasks, "tasks") or list(self.worker.router.table.owner_by_task)
         loads: dict[int, float] = {}
@@ -118,7 +118,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return pb.GetLoadResponse(loads=loads)
 
     async def GetAssignment(
-        self, _request: pb.GetAssignmentRequest, _context: Context
+        self, _request: pb.GetAssignmentRequest, _context: Call
     ) -> pb.GetAssignmentResponse:
         """Return the current assignment, if any."""
         found = self.worker.assignment
@@ -129,7 +129,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         )
 
     async def UpdateAssignment(
-        self, request: pb.UpdateAssignmentRequest, _context: Context
+        self, request: pb.UpdateAssignmentRequest, _context: Call
     ) -> pb.UpdateAssignmentResponse:
         """Apply a newer assignment."""
         try:
@@ -140,7 +140,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             raise MalformedError(str(error)) from error
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
-    async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncGenerator[pb.TapResponse]:
+    async def Tap(self, request: pb.TapRequest, context: Call) -> AsyncGenerator[pb.TapResponse]:
         """Yield copies of messages. The first response is empty, and shows that the tap is open.
 
         Raises PermissionDeniedError, also if the right is withdrawn later, ResourceLimitError if there are
@@ -182,7 +182,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         woken.set()
 
     async def GetDebug(
-        self, _request: pb.GetDebugRequest, context: Context
+        self, _request: pb.GetDebugRequest, context: Call
     ) -> AsyncGenerator[pb.GetDebugResponse]:
         """Yield the files of a debug bundle, in pieces."""
         logger.info(
@@ -194,14 +194,14 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                 for start in range(0, len(content) or 1, _CHUNK_BYTES):
                     yield pb.GetDebugResponse(name=name, content=content[start : start + _CHUNK_BYTES])
 
-    async def SetLogging(self, request: pb.SetLoggingRequest, context: Context) -> pb.SetLoggingResponse:
+    async def SetLogging(self, request: pb.SetLoggingRequest, context: Call) -> pb.SetLoggingResponse:
         """Change the log level for a limited time."""
         by = {"client": context.peer(), "identity": self.admit(context).owner}
         self.debugging.log.change(request.level, request.every_seconds, request.duration_seconds, by)
         return pb.SetLoggingResponse()
 
     async def ReportProgram(
-        self, request: pb.ReportProgramRequest, context: Context
+        self, request: pb.ReportProgramRequest, context: Call
     ) -> pb.ReportProgramResponse:
         """Store a program's report about its topology."""
         settings = self.worker.settings
@@ -213,23 +213,23 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self.reports.store(self.admit(context).owner, request, version)
         return pb.ReportProgramResponse()
 
-    async def CallProgram(self, request: pb.CallProgramRequest, _context: Context) -> pb.CallProgramResponse:
+    async def CallProgram(self, request: pb.CallProgramRequest, _context: Call) -> pb.CallProgramResponse:
         """Pass a request to the program in this process."""
         # In a thread: the program may take a minute to open its tasks.
         response = await asyncio.to_thread(self.call_program, request.request)
         return pb.CallProgramResponse(response=response)
 
-    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+    async def Drain(self, request: pb.DrainRequest, context: Call) -> pb.DrainResponse:
         """Request a drain and the process exit; with `wait`, respond before the drain closes this server."""
         deadline = request.drain_millis / 1000 if request.drain_millis else None
-        stop = StopRequest("drain_call", deadline_seconds=deadline)
+        stop_request = StopRequest("drain_call", drain_seconds=deadline)
         response = pb.DrainResponse(started=not self.stop.is_requested)
         if request.wait:
-            self.stop.request(stop)
+            self.stop.request(stop_request)
             await self.worker.delivery_finished.wait()
             response.dropped_messages = self.worker.router.ledger().dropped[DropReason.SHUTDOWN]
         else:  # after the response
-            context.add_done_callback(lambda _: self.stop.request(stop))  # type: ignore[arg-type]  # stub
+            context.add_done_callback(lambda _: self.stop.request(stop_request))  # type: ignore[arg-type]  # stub
         return response
 
 
@@ -240,7 +240,7 @@ def _with_defaults(request: pb.TapRequest) -> pb.TapRequest:
     return pb.TapRequest(
         tasks=map(check_task, unique(request.tasks, "tasks")),
         sample=request.sample or 1.0,
-        max_per_second=min(request.max_per_second or 100, MAX_PER_SECOND),
+        max_per_second=min(request.max_per_second or 100, MAX_MESSAGES_PER_SECOND),
         max_bytes=min(request.max_bytes or 4096, MAX_COPY_BYTES),
     )
 
@@ -276,7 +276,7 @@ class ServiceHandlers(grpc.GenericRpcHandler):
             return None
         path = str(handler_call_details.method)
 
-        async def answer(_: object, context: Context) -> None:
+        async def answer(_: object, context: Call) -> None:
             stream: ServerStream = GrpcServerStream(context, None)
             with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent
                 request = await self._read(path, method, context, stream)
@@ -295,7 +295,7 @@ class ServiceHandlers(grpc.GenericRpcHandler):
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    async def _read(self, path: str, method: Any, context: Context, stream: ServerStream) -> Any:
+    async def _read(self, path: str, method: Any, context: Call, stream: ServerStream) -> Any:
         try:
             self._check(context, path)
             return _decode_request(method, await self.pending_handshakes.read_first(stream.read, "request"))

@@ -20,15 +20,15 @@ from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 from tuplewire_service.control.control_messages import assigned_worker_to_wire, unique
-from tuplewire_service.messaging.grpc.grpc_transport import AdmitFunction, Context
+from tuplewire_service.messaging.grpc.grpc_transport import AdmitFunction, Call
 from tuplewire_service.messaging.recv_service import encode_deliveries
 from tuplewire_service.messaging.server_stream import check_id, check_receiver
 from tuplewire_service.worker.departures import max_lost_messages
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
 
-_Request = pb.StageRequest | pb.DiscardRequest | pb.GetProgressRequest
-_Choosing = pb.BeginRequest | pb.CheckRequest | pb.PublishRequest
+_SinkRequest = pb.StageRequest | pb.DiscardRequest | pb.GetProgressRequest
+_AttemptsRequest = pb.BeginRequest | pb.CheckRequest | pb.PublishRequest
 _MAX_WAIT_SECONDS = 10.0
 
 
@@ -40,7 +40,7 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
     worker: Worker
     admit: AdmitFunction
 
-    def _sink(self, request: _Request | _Choosing, context: Context) -> Sink:
+    def _sink(self, request: _SinkRequest | _AttemptsRequest, context: Call) -> Sink:
         """Return the sink of a request for this worker; each owner has its own sinks."""
         access = self.admit(context)
         settings = self.worker.settings
@@ -48,7 +48,7 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         check_receiver(settings.worker_id, settings.topology, "sink", request)
         return access.owner, request.sink
 
-    def _named(self, request: _Choosing, context: Context) -> tuple[Sink, list[AttemptName]]:
+    def _checked_attempts(self, request: _AttemptsRequest, context: Call) -> tuple[Sink, list[AttemptName]]:
         names = [
             AttemptName(one.partition, one.attempt, one.messages, one.piece_count) for one in request.attempts
         ]
@@ -56,7 +56,7 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         self.worker.check_sinks(is_continuation=True)
         return sink, names
 
-    async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
+    async def Stage(self, request: pb.StageRequest, context: Call) -> pb.StageResponse:
         """Store a piece of an attempt; without space, return the reason in `waits_for` instead."""
         sink = self._sink(request, context)
         check_id("attempt", request.attempt)
@@ -78,14 +78,14 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         waits_for = await sinks.stage(sink, request.epoch, name, request.piece, groups)
         return pb.StageResponse(accepted=not waits_for, waits_for=waits_for)
 
-    async def Discard(self, request: pb.DiscardRequest, context: Context) -> pb.DiscardResponse:
+    async def Discard(self, request: pb.DiscardRequest, context: Call) -> pb.DiscardResponse:
         """Discard staged messages."""
         self.worker.sinks.staging.discard(self._sink(request, context), request.epoch, request.attempt)
         return pb.DiscardResponse()
 
-    async def Begin(self, request: pb.BeginRequest, context: Context) -> pb.BeginResponse:
+    async def Begin(self, request: pb.BeginRequest, context: Call) -> pb.BeginResponse:
         """Register a run of a sink's query."""
-        sink, names = self._named(request, context)
+        sink, names = self._checked_attempts(request, context)
         check_id("run", request.run)
         tasks, previous = self.worker.sinks.begin_run(sink, request.epoch, request.run, names)
         return pb.BeginResponse(
@@ -95,16 +95,16 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
             run_continues=self.worker.sinks.publications.has_earlier_epoch(sink, request.epoch, request.run),
         )
 
-    async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:
+    async def Check(self, request: pb.CheckRequest, context: Call) -> pb.CheckResponse:
         """Check that attempts can be published, without publishing them; return their tasks."""
-        sink, names = self._named(request, context)
+        sink, names = self._checked_attempts(request, context)
         published = contents_from_wire(request.published_tasks, request.published_contents)
         tasks = self.worker.sinks.check(sink, request.epoch, names, published)
         return pb.CheckResponse(tasks=tasks)
 
-    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
+    async def Publish(self, request: pb.PublishRequest, context: Call) -> pb.PublishResponse:
         """Publish the chosen attempts of an epoch; return the numbers of chosen and of waiting messages."""
-        sink, names = self._named(request, context)
+        sink, names = self._checked_attempts(request, context)
         if request.run:
             check_id("run", request.run)
         published = contents_from_wire(request.published_tasks, request.published_contents)
@@ -112,7 +112,7 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         chosen, waiting = await sinks.publish(sink, request.epoch, names, request.run, published)
         return pb.PublishResponse(chosen_messages=chosen, waiting_messages=waiting)
 
-    async def GetProgress(self, request: pb.GetProgressRequest, context: Context) -> pb.GetProgressResponse:
+    async def GetProgress(self, request: pb.GetProgressRequest, context: Call) -> pb.GetProgressResponse:
         """Return the number of waiting messages of an epoch."""
         sink = self._sink(request, context)
         self.worker.check_sinks(is_continuation=True)
@@ -130,7 +130,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
     def _check(
         self,
         request: pb.PollRequest | pb.ReadRequest | pb.AcknowledgeRequest,
-        context: Context,
+        context: Call,
         tasks: Iterable[int],
     ) -> None:
         """Raise RefusedError for a reader that expects another worker, or has no right to the tasks."""
@@ -138,7 +138,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         check_receiver(settings.worker_id, settings.topology, "reader", request)
         self.admit(context).check_receive(request.topology, tasks)
 
-    async def Poll(self, request: pb.PollRequest, context: Context) -> pb.PollResponse:
+    async def Poll(self, request: pb.PollRequest, context: Call) -> pb.PollResponse:
         """Return the state of tasks; wait for a change if requested."""
         worker, router = self.worker, self.worker.router
         unique([each.task for each in request.tasks], "tasks")
@@ -162,21 +162,21 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
                 for each in router.departures.find(incarnations)
             ],
         )
-        congested, number = worker.congested_tasks, router.own_number
+        congested, own_number = worker.congested_tasks, router.own_number
 
         def fill() -> pb.PollResponse:
             for each in held:
                 polled_task, state = wanted[each.state.task], each.state
                 state.congested = state.task in congested
                 if polled_task.HasField("entries_to_sequence"):
-                    state.entries.CopyFrom(each.entries(polled_task.entries_to_sequence, number))
+                    state.entries.CopyFrom(each.entries(polled_task.entries_to_sequence, own_number))
                 response.tasks.append(state)
             return response
 
         in_thread = len(wanted) > 1 or any(each.HasField("entries_to_sequence") for each in request.tasks)
         return await asyncio.to_thread(fill) if in_thread else fill()
 
-    async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[bytes]:
+    async def Read(self, request: pb.ReadRequest, context: Call) -> AsyncIterator[bytes]:
         """Yield messages as encoded ReadResponses; other calls run between two frames."""
         self._check(request, context, [request.task])
         worker = self.worker
@@ -191,7 +191,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             position, number = found[-1].last_sequence, number + 1
             yield encode_deliveries(number, found, ack_requested=False)
 
-    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeResponse:
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Call) -> pb.AcknowledgeResponse:
         """Release the messages that a reader has processed."""
         tasks = unique([each.task for each in request.tasks], "tasks")
         self._check(request, context, tasks)

@@ -80,7 +80,7 @@ class InboundSession(Protocol):
         """The number that identifies the sender in forwarded messages, or 0 for a program."""
 
     @property
-    def needs_release_acks(self) -> bool:
+    def acks_releases(self) -> bool:
         """True if the sender waits for each release, like a worker, or a sender in the mode `processed`.
 
         Its messages are retained until their consumer has acknowledged them.
@@ -188,7 +188,7 @@ class IServerConnection(IConnection):
         """Every address that is bound, in the transport's own notation."""
 
     @abstractmethod
-    def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.OWN_PROGRAM) -> None:
+    def set_accepted_peers(self, intake: AcceptedPeers = AcceptedPeers.OWN_PROGRAM) -> None:
         """Set the peers to accept messages from, and acknowledge accepted ones; other senders keep the rest.
 
         No message from other peers arrives after it returns. A later call may accept more senders again.

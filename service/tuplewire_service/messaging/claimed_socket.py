@@ -61,10 +61,10 @@ def _lock_file(path: Path, lock: Path) -> int:
 
 def _remove_stale(path: Path) -> None:
     try:
-        kind = path.lstat().st_mode
+        mode = path.lstat().st_mode
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(kind):
+    if not stat.S_ISSOCK(mode):
         raise BindError(f"cannot listen on {path}: a file that is not a socket is there; remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         # connect() would wait while the queue of a busy server is full: its socket counts as used.

@@ -52,9 +52,9 @@ class TransportFactory:
         name = DEFAULT_TRANSPORT if name is None else name
         if not isinstance(name, str):
             raise ConfigError(f"{TRANSPORT_KEY} must be the name of a transport, not {name!r}")
-        kind = _load_class(name)
+        plugin_class = _load_class(name)
         try:
-            context = _prepare(kind(), conf)
+            context = _prepare(plugin_class(), conf)
         except TuplewireError:
             # It already names the setting. Any other exception is a defect of a plug-in.
             raise

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.text.events import LogRateLimiter, event_logger
-from tuplewire.values.group import COUNT, PATH, SIZE_BYTES, TaskGroup, route_of
+from tuplewire.values.group import PATH, SIZE_BYTES, TaskGroup, get_count, route_of
 from tuplewire.values.message import SHUTDOWN_MESSAGE, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import BLOCK, IConnectionCallback, InboundSession, ReceivedBatch
@@ -36,8 +36,8 @@ class Reception(IConnectionCallback):
     senders' credit bounds them. Thread-safe, except count() and deliver(), which one thread calls at a time.
     """
 
-    def __init__(self, on_open: Callable[[], object]) -> None:
-        """Start closed to messages. `on_open` is called once, by register() or the first pull()."""
+    def __init__(self, on_receiver_ready: Callable[[], object]) -> None:
+        """Start closed to messages. `on_receiver_ready` is called once, by register() or the first pull()."""
         self.refused_messages: Counter[str] = Counter()
         """Number of refused messages by error code."""
         self.callback: IConnectionCallback = self
@@ -45,7 +45,7 @@ class Reception(IConnectionCallback):
         self._received: dict[str, list[int]] = {}
         self._lock = threading.Lock()
         self._messages: SimpleQueue[tuple[TaskMessage, InboundSession | None]] = SimpleQueue()
-        self._on_open = on_open
+        self._on_open = on_receiver_ready
         self._is_pull_mode = False
         self._log_rate = LogRateLimiter()
 
@@ -69,7 +69,7 @@ class Reception(IConnectionCallback):
         if source not in self._received and len(self._received) >= MAX_SOURCES:
             source = OTHER
         counts = self._received.setdefault(source, [0, 0, 0])
-        counts[0] += sum(map(COUNT, groups))
+        counts[0] += sum(map(get_count, groups))
         counts[1] += 1
         counts[2] += sum(map(SIZE_BYTES, groups))
 
@@ -84,7 +84,7 @@ class Reception(IConnectionCallback):
             try:
                 self.callback.recv(batch)
             except Exception as defect:
-                if failures := self._log_rate.due(type(defect).__qualname__):
+                if failures := self._log_rate.count_event(type(defect).__qualname__):
                     extra = {"source": session.source, "failures": failures}
                     logger.exception("callback.failed", extra=extra)
                 error = RefusedError("the receiver failed; see its log")
@@ -98,7 +98,7 @@ class Reception(IConnectionCallback):
             for group in some:
                 # The result is not needed: the acknowledgement of this frame contains the grant.
                 if id(group) not in refused:
-                    session.state.credit.on_released(group.flow, group.count, group.size_bytes)
+                    session.state.credit.on_released(group.flow_id, group.count, group.size_bytes)
 
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on. Raises ClosedError if there is another receiver."""

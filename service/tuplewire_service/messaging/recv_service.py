@@ -41,7 +41,7 @@ _CURSORS_PER_TURN = 100
 _is_retained_upstream = attrgetter("group.retained_upstream")
 _RESPONSE_OVERHEAD_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
-_Denial = asyncio.Future[RefusedError]
+_Withdrawal = asyncio.Future[RefusedError]
 """Done once the consumer's admission is withdrawn."""
 
 
@@ -49,7 +49,7 @@ _Denial = asyncio.Future[RefusedError]
 class RecvService(StreamService):
     """All Recv streams of one bound server. Call only from the event loop."""
 
-    source: ISubscriptionSource
+    subscription_source: ISubscriptionSource
     draining: bool = False
 
     async def serve(self, stream: ServerStream) -> None:
@@ -63,12 +63,12 @@ class RecvService(StreamService):
             # 4. The subscribe is refused; see _open().
             # For a stream with a subscription, see RecvStream.run().
             access = stream.admit()
-            denial: _Denial = asyncio.get_running_loop().create_future()
+            denial: _Withdrawal = asyncio.get_running_loop().create_future()
             with access.track_stream(denial.set_result):
                 data = await self.pending_handshakes.read_first(stream.read, "subscribe")
                 if data is None:
                     return
-                request = _decode_request(data)
+                request = _decode_recv_request(data)
                 if not request.HasField("subscribe"):
                     raise MalformedError("the first request of a Recv stream must be a subscribe")
                 wake = asyncio.Event()
@@ -95,7 +95,7 @@ class RecvService(StreamService):
         access.check_receive(subscribe.topology, cursors)
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
-        return self.source.subscribe(subscribe, access, peer, wake.set)
+        return self.subscription_source.subscribe(subscribe, access, peer, wake.set)
 
     def _make_subscribed(self, subscription: ISubscription) -> pb.RecvResponse:
         return pb.RecvResponse(
@@ -110,14 +110,14 @@ class RecvService(StreamService):
 
 @dataclass(eq=False)
 class RecvStream:
-    """The stream of one subscription. `max_bytes` is the maximum size of a response."""
+    """The stream of one subscription. `max_response_bytes` is the maximum size of a response."""
 
     settings: SessionSettings
     stream: ServerStream
     subscription: ISubscription
     wake: asyncio.Event
-    denial: _Denial
-    max_bytes: int
+    denial: _Withdrawal
+    max_response_bytes: int
 
     def __post_init__(self) -> None:
         self._pacer = Pacer(self.settings.linger_seconds)
@@ -137,23 +137,23 @@ class RecvStream:
         # 6. The connection breaks: _read() ends, or raises StreamBroken. gRPC also cancels this task.
         # 7. The server stops: the transport cancels this task.
         writer = asyncio.create_task(self._write(), name="deliver")
-        others = [
+        helper_tasks = [
             asyncio.create_task(self._read(), name="progress"),
             asyncio.create_task(self._probe_timer.run(self._probe), name="probe"),
         ]
         try:
-            ending_futures: list[asyncio.Future[Any]] = [writer, self.denial, *others]
+            ending_futures: list[asyncio.Future[Any]] = [writer, self.denial, *helper_tasks]
             await asyncio.wait(ending_futures, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._closing = True
             self.wake.set()
-            for task in others:
+            for task in helper_tasks:
                 task.cancel()
             try:
                 # A cancelled write would leave the peer without a status; see finish_writing().
                 await finish_writing(writer)
             finally:
-                for task in others:
+                for task in helper_tasks:
                     with contextlib.suppress(asyncio.CancelledError, StreamBroken):
                         await task
         if self.denial.done():
@@ -161,7 +161,7 @@ class RecvStream:
 
     async def _read(self) -> None:
         while (data := await self.stream.read()) is not None:
-            request = _decode_request(data)
+            request = _decode_recv_request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
                 self._probe_timer.reset()
@@ -192,10 +192,10 @@ class RecvStream:
                 await stream.write(pb.RecvResponse(moved=moved).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
-                urgent = subscription.nearly_full or any(map(_is_retained_upstream, deliveries))
-                ack_requested = ack_requests.ack_due(self._clock(), urgent=urgent)
-                unlimited = self.max_bytes >> 31  # no message of protobuf is larger
-                parts = (deliveries,) if unlimited else _split_to_fit(deliveries, self.max_bytes)
+                urgent = subscription.acks_urgent or any(map(_is_retained_upstream, deliveries))
+                ack_requested = ack_requests.ack_wanted(self._clock(), urgent=urgent)
+                unlimited = self.max_response_bytes >> 31  # no message of protobuf is larger
+                parts = (deliveries,) if unlimited else _split_to_fit(deliveries, self.max_response_bytes)
                 for part in parts:
                     sequence += 1
                     data = encode_deliveries(sequence, part, ack_requested=ack_requested)
@@ -238,15 +238,15 @@ async def _apply_progress(subscription: ISubscription, progress: pb.Progress) ->
 def _cursor_batches(tasks: Iterable[pb.TaskCursor]) -> Iterator[list[pb.TaskCursor]]:
     """Yield a consumer's cursors in batches for one turn of the loop: other sessions run in between."""
     cursors: list[pb.TaskCursor] = []
-    taken = 0
+    batch_size = 0
     for each in tasks:
         for cursor in cursor_slices(each, _CURSORS_PER_TURN):
             # Only the last slice of a task is short, so two slices of a task never share a turn.
-            if taken + len(cursor.rejections) >= _CURSORS_PER_TURN:
+            if batch_size + len(cursor.rejections) >= _CURSORS_PER_TURN:
                 yield cursors
-                cursors, taken = [], 0
+                cursors, batch_size = [], 0
             cursors.append(cursor)
-            taken += 1 + len(cursor.rejections)
+            batch_size += 1 + len(cursor.rejections)
     yield cursors
 
 
@@ -256,7 +256,7 @@ async def _apply_cursors(subscription: ISubscription, cursors: Sequence[pb.TaskC
         await asyncio.sleep(0)
 
 
-def _decode_request(data: bytes) -> pb.RecvRequest:
+def _decode_recv_request(data: bytes) -> pb.RecvRequest:
     try:
         return pb.RecvRequest.FromString(data)
     except Exception as error:
@@ -290,18 +290,18 @@ def encode_deliveries(sequence: int, deliveries: list[Delivery], *, ack_requeste
     """Encode deliveries; adjacent ones with the same (task, source) and time become one group."""
     runs: list[list[TaskGroup]] = []
     firsts: list[int] = []
-    accepted: list[int] = []
+    run_micros: list[int] = []
     last: TaskGroup | None = None
     for delivery in deliveries:
         group, micros = delivery.group, delivery.group.accepted_micros
-        if last is not None and group.can_follow(last) and same_millisecond(micros, accepted[-1]):
+        if last is not None and group.can_follow(last) and same_millisecond(micros, run_micros[-1]):
             runs[-1].append(group)
         else:
             runs.append([group])
             firsts.append(delivery.first_sequence)
-            accepted.append(micros)
+            run_micros.append(micros)
         last = group
-    return encode_frame(sequence, runs, firsts, accepted_micros=accepted, ack_immediately=ack_requested)
+    return encode_frame(sequence, runs, firsts, accepted_micros=run_micros, ack_immediately=ack_requested)
 
 
 def cursor_slices(cursor: pb.TaskCursor, max_rejections: int) -> Iterator[pb.TaskCursor]:

@@ -34,7 +34,7 @@ from tuplewire_service.messaging.server_stream import (
     ServerStream,
     StreamService,
     check_id,
-    decode_request,
+    decode_send_request,
     finish_writing,
 )
 
@@ -94,7 +94,7 @@ class SendService(StreamService):
                     notice = pb.SendResponse(departures=pb.Departures(departures=[each]))
                     stream.notify(notice, self._departure_count)
 
-    async def restrict_intake(self, intake: AcceptedPeers) -> None:
+    async def set_accepted_peers(self, intake: AcceptedPeers) -> None:
         """Accept new messages only from these peers, and acknowledge accepted messages.
 
         Senders end the streams: they stop writing, and read until the last acknowledgement. If this side
@@ -114,9 +114,9 @@ class SendService(StreamService):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STREAM_CLOSE_SECONDS):
                 for stream in streams:
-                    await stream.finished.wait()
+                    await stream.read_finished.wait()
         for stream in streams:
-            if not stream.finished.is_set():
+            if not stream.read_finished.is_set():
                 stream.stop_reading()
 
     async def end(self) -> None:
@@ -161,7 +161,7 @@ class SendService(StreamService):
         except TuplewireError as error:
             await self._refuse(server_stream, error, with_error=session is not None)
         finally:
-            stream.finished.set()
+            stream.read_finished.set()
             self._streams.discard(stream)
             # A newer stream may have taken the session over.
             if session is not None and session.stream is stream:
@@ -177,7 +177,7 @@ class SendService(StreamService):
         data = await self.pending_handshakes.read_first(server_stream.read, "hello")
         if data is None:
             return None
-        request = decode_request(data)
+        request = decode_send_request(data)
         if isinstance(request, _FRAME_TYPES) or not request.HasField("hello"):
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
@@ -218,7 +218,7 @@ class SendService(StreamService):
             # The clock makes it unique across restarts of this worker.
             session_id = self._last_session_id = max(self._last_session_id + 1, time.time_ns())
             session = Session(hello, access, session_id, self.sender_sessions, self.tasks_without_credit)
-            session.departures_at_start = self._departure_count
+            session.departure_count_at_start = self._departure_count
             self.sender_sessions.add(session)
         # Each stream has its own rights, because tokens and rules may have changed.
         session.access = access
@@ -226,7 +226,7 @@ class SendService(StreamService):
 
     def _make_welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
-        ack = session.state.full_state(hello.acknowledged_sequence)
+        ack = session.state.build_full_state(hello.acknowledged_sequence)
         initial = session.state.credit.initial_share
         return pb.SendResponse(
             welcome=pb.Welcome(
@@ -246,7 +246,7 @@ class SendService(StreamService):
                 departures=[
                     each
                     for number, each in self._departures
-                    if session.worker_number and number > session.departures_at_start
+                    if session.worker_number and number > session.departure_count_at_start
                 ],
             )
         )
@@ -267,7 +267,7 @@ class SendService(StreamService):
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
         try:
             await stream.read_until_stopped(self._read(session, stream))
-            stream.finished.set()
+            stream.read_finished.set()
             stream.wake.set()
             # In cases 1 to 3, the writer ends after the last update.
             await asyncio.wait([writer])
@@ -283,13 +283,13 @@ class SendService(StreamService):
             raise
         finally:
             stream.cancellable_task = None
-            stream.finished.set()
+            stream.read_finished.set()
             stream.wake.set()
             await finish_writing(writer)
 
     async def _read(self, session: Session, stream: SenderStream) -> None:
         while (data := await stream.server_stream.read()) is not None:
-            request = decode_request(data)
+            request = decode_send_request(data)
             if isinstance(request, _FRAME_TYPES):
                 # A frame without a receiver is not acknowledged: it waits here, and its sender retains it.
                 await self.receiver_ready.wait()
@@ -350,7 +350,7 @@ class SendService(StreamService):
             stream.wake.clear()
             stream.frame_event.mark_sent()
             # Checked before the update is taken, so that the last round includes everything that was read.
-            finished = stream.finished.is_set() and not self._awaits_releases(session, stream)
+            finished = stream.read_finished.is_set() and not self._awaits_releases(session, stream)
             notices, stream.notices = stream.notices, {}
             # Notices precede the update: a departure must arrive before the releases of its messages.
             for notice in notices.values():
@@ -367,7 +367,7 @@ class SendService(StreamService):
         """Return True if a sender that stopped writing because of a drain still waits for releases."""
         if self._ending or stream.end_error is not None or stream.peer_level <= self.intake:
             return False
-        return session.needs_release_acks and not session.state.credit.all_released
+        return session.acks_releases and not session.state.credit.all_released
 
 
 def _peer_level(hello: pb.Hello, access: AccessRights) -> AcceptedPeers:

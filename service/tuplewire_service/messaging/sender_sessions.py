@@ -22,7 +22,7 @@ from tuplewire.connection.stream import BatchedEvent
 from tuplewire.errors import ResourceLimitError, TuplewireError
 from tuplewire.session.credit import SessionCredit
 from tuplewire.session.receive import ReceiveSession
-from tuplewire.session.shares import QueueShares, Share
+from tuplewire.session.shares import Amount, QueueShares
 from tuplewire.values.group import flow_of
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
@@ -67,7 +67,7 @@ class SenderStream:
         """The lowest intake level that accepts this stream."""
         self.drain_notified = False
         """True if the sender was notified of a drain."""
-        self.finished = asyncio.Event()
+        self.read_finished = asyncio.Event()
         """Set once nothing more is read."""
         self.reading_ended = False
         """True if reading ended before the sender closed its side."""
@@ -142,27 +142,27 @@ class Session:
         processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
         self.ack_mode = pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED
         # A worker forwards messages that are forwarded again only during a move, which waits for releases.
-        self.needs_release_acks = processed or worker
+        self.acks_releases = processed or worker
         limit = sessions.settings.session.max_message_bytes
         credit = SessionCredit(
-            sessions.shares, max_message_bytes=limit, needs_release_acks=processed, blocked_sessions=blocked
+            sessions.shares, max_message_bytes=limit, acks_releases=processed, blocked_sessions=blocked
         )
         self.state = ReceiveSession(hello.incarnation, credit)
         self.has_no_share = False
         """True if the sender has no share of the queues, because it was disconnected for too long."""
         self.address = ""
         """The sender's address, as the transport reports it, perhaps memory:PORT."""
-        self.changed_at = 0.0
+        self.connection_changed_at = 0.0
         """Loop time of the last connect or disconnect."""
-        self.lease_timer: asyncio.TimerHandle | None = None
+        self.expiry_timer: asyncio.TimerHandle | None = None
         """Ends the share of a disconnected sender, and later its session."""
         self.stream: SenderStream | None = None
-        self.departures_at_start = 0
+        self.departure_count_at_start = 0
         """Number of departed workers at the start of the session."""
         self.access = access
         """The rights of the client that carries the session now."""
         self._inbounds: dict[int, _RouteInboundSession] = {}
-        self._sessions = sessions
+        self._sender_sessions = sessions
 
     def wake(self) -> None:
         """Wake the writer, because there may be an update for the sender."""
@@ -178,7 +178,7 @@ class Session:
             worker_id=self.source if self.worker_number else "",
             address=self.address,
             connected=self.stream is not None,
-            state_age_seconds=now - self.changed_at,
+            state_age_seconds=now - self.connection_changed_at,
             sent_messages=credit.received_messages,
             sent_bytes=credit.received_bytes,
             window_messages=0 if self.has_no_share else window,
@@ -199,7 +199,7 @@ class Session:
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Release messages. Thread-safe."""
-        sessions = self._sessions
+        sessions = self._sender_sessions
         if sessions.loop_thread_id != threading.get_ident() and sessions.schedule_on_loop(
             self.release, flow, messages, size_bytes
         ):
@@ -208,14 +208,14 @@ class Session:
             self.wake()
         # Forwarded messages (flow < 0) have no share of the queue: their credit is at the entry worker.
         if self.has_no_share and flow >= 0:
-            self._sessions.release_orphaned(flow, messages, size_bytes)
+            self._sender_sessions.release_orphaned(flow, messages, size_bytes)
 
     def end(self) -> None:
         """Mark the session as not resumable."""
         self.state.credit.on_disconnected()
         for inbound in self._inbounds.values():
             # Queued messages refer to it, and would keep this session in memory.
-            inbound.session = self._sessions
+            inbound.session = self._sender_sessions
             inbound.sender_id = ""
         self._inbounds.clear()  # a reference cycle would delay freeing the session
 
@@ -223,12 +223,12 @@ class Session:
 class _RouteInboundSession:
     """The source of a session's batches by one route. It is small: every queued message refers to one."""
 
-    __slots__ = ("_route", "needs_release_acks", "sender_id", "session", "worker_number")
+    __slots__ = ("_route", "acks_releases", "sender_id", "session", "worker_number")
 
     def __init__(self, session: Session, route: int) -> None:
         self.session: Session | SenderSessions = session
         self.sender_id = session.sender_id
-        self.worker_number, self.needs_release_acks = session.worker_number, session.needs_release_acks
+        self.worker_number, self.acks_releases = session.worker_number, session.acks_releases
         self._route = route
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
@@ -243,14 +243,14 @@ SHARE_LEASE_SECONDS = 3.0
 class SenderSessions:
     """The sessions of one bound server. Call only from the event loop, except release()."""
 
-    def __init__(self, settings: TransportSettings, on_disconnect: Callable[[str], None]) -> None:
-        """Start without sessions. `on_disconnect` is called with a worker's id when its last session ends."""
-        smallest = Share(_MIN_WINDOW_MESSAGES, settings.session.max_message_bytes)
-        self.shares = QueueShares(Share(settings.receive_messages, settings.receive_bytes), smallest)
+    def __init__(self, settings: TransportSettings, on_last_session_end: Callable[[str], None]) -> None:
+        """Start without sessions. `on_last_session_end` gets the id of a worker after its last session."""
+        smallest = Amount(_MIN_WINDOW_MESSAGES, settings.session.max_message_bytes)
+        self.shares = QueueShares(Amount(settings.receive_messages, settings.receive_bytes), smallest)
         self.settings = settings
         self._sessions: dict[SessionKey, Session] = {}
-        self._with_share: dict[SessionKey, Session] = {}
-        self._on_disconnect = on_disconnect
+        self._sharing_sessions: dict[SessionKey, Session] = {}
+        self._on_disconnect = on_last_session_end
         self.loop: asyncio.AbstractEventLoop | None = None
         self.loop_thread_id = 0
 
@@ -264,21 +264,21 @@ class SenderSessions:
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the numbers of sessions with and without a share, in all and by identity."""
-        status.sharing_session_count += len(self._with_share)
-        status.resumable_session_count += len(self._sessions) - len(self._with_share)
+        status.sharing_session_count += len(self._sharing_sessions)
+        status.resumable_session_count += len(self._sessions) - len(self._sharing_sessions)
         window = self.shares.smallest_share.messages
         # Several servers of a worker add to the same status.
         if not status.HasField("smallest_window_messages") or window < status.smallest_window_messages:
             status.smallest_window_messages = window
-        sharing = Counter(map(_OWNER, self._with_share))
+        sharing = Counter(map(_OWNER, self._sharing_sessions))
         for identity, count in Counter(map(_OWNER, self._sessions)).items():
             # Without authentication, the owner is empty, and there are no identities to count.
             if identity:
-                known = status.identities[identity]
-                known.sharing += sharing[identity]
-                known.resumable = known.resumable + count - sharing[identity]
+                identity_counts = status.identities[identity]
+                identity_counts.sharing += sharing[identity]
+                identity_counts.resumable = identity_counts.resumable + count - sharing[identity]
 
-    def sessions(self) -> list[SessionStatus]:
+    def session_statuses(self) -> list[SessionStatus]:
         """Return the status of every session."""
         now, window = asyncio.get_running_loop().time(), self.shares.initial_share.messages
         return [each.status(now, window) for each in self._sessions.values()]
@@ -304,13 +304,13 @@ class SenderSessions:
 
     def on_connected(self, session: Session) -> None:
         """End the lease of a sender that connects; if it has lost its share, grant it again."""
-        session.changed_at = asyncio.get_running_loop().time()
-        if session.lease_timer is not None:
-            session.lease_timer.cancel()
-            session.lease_timer = None
+        session.connection_changed_at = asyncio.get_running_loop().time()
+        if session.expiry_timer is not None:
+            session.expiry_timer.cancel()
+            session.expiry_timer = None
         if session.has_no_share:
             # Its queued messages count against its own share again.
-            for task, messages, size_bytes in session.state.credit.unreleased():
+            for task, messages, size_bytes in session.state.credit.unreleased_counts():
                 self.shares.on_released(task, messages, size_bytes)
             session.has_no_share = False
             self._grant_share(session)
@@ -324,23 +324,23 @@ class SenderSessions:
         self._sessions[session.key] = self._sessions.pop(session.key)
         end_share = partial(self._on_lease_expired, session)
         loop = asyncio.get_running_loop()
-        session.changed_at = loop.time()
-        session.lease_timer = loop.call_later(SHARE_LEASE_SECONDS, end_share)
+        session.connection_changed_at = loop.time()
+        session.expiry_timer = loop.call_later(SHARE_LEASE_SECONDS, end_share)
         return True
 
     def _on_lease_expired(self, session: Session) -> None:
         self._revoke_share(session)
         # The session stays resumable without a share; see docs/design/credit.md (leases of senders).
         forget = partial(self.forget, session.key)
-        session.lease_timer = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
+        session.expiry_timer = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
 
     def forget(self, key: SessionKey) -> None:
         """End a sender's session, if any: after a goodbye, a restart, the timeout, or to admit another."""
         session = self._sessions.pop(key, None)
         if session is None:
             return
-        if session.lease_timer is not None:
-            session.lease_timer.cancel()
+        if session.expiry_timer is not None:
+            session.expiry_timer.cancel()
         session.end()
         if not session.has_no_share:
             self._revoke_share(session)
@@ -353,17 +353,17 @@ class SenderSessions:
             self._on_disconnect(worker_id)
 
     def _grant_share(self, session: Session) -> None:
-        self._with_share[session.key] = session
-        self.shares.set_session_count(len(self._with_share))
+        self._sharing_sessions[session.key] = session
+        self.shares.set_session_count(len(self._sharing_sessions))
 
     def _revoke_share(self, session: Session) -> None:
         session.has_no_share = True
-        del self._with_share[session.key]
-        for task, messages, size_bytes in session.state.credit.unreleased():
+        del self._sharing_sessions[session.key]
+        for task, messages, size_bytes in session.state.credit.unreleased_counts():
             self.shares.add_orphaned(task, messages, size_bytes)
-        self.shares.set_session_count(len(self._with_share))
+        self.shares.set_session_count(len(self._sharing_sessions))
         # A sender that has used up its credit may get no other grant.
-        for other in self._with_share.values():
+        for other in self._sharing_sessions.values():
             if other.state.credit.on_share_increase():
                 other.wake()
 
@@ -375,6 +375,6 @@ class SenderSessions:
     def release_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
         """Give the other senders credit for released messages of a sender without a share."""
         if self.shares.on_released(task, messages, size_bytes):
-            for session in self._with_share.values():
+            for session in self._sharing_sessions.values():
                 if session.state.credit.on_space_freed(task):
                     session.wake()

@@ -117,7 +117,7 @@ class ServerStream(MessageStream):
         """End the stream with an error; the other side receives its code and text."""
 
 
-def decode_request(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
+def decode_send_request(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
     """Return a decoded request of a Send stream; in memory, frames are not encoded. Raises MalformedError."""
     return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
 
@@ -197,7 +197,7 @@ def log_refusal(peer: str, error: TuplewireError) -> None:
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
         return
     host, code = peer.rpartition(":")[0], code_of(error)  # the port differs for each connection
-    if streams := _log_limiter.due((host, code)):
+    if streams := _log_limiter.count_event((host, code)):
         extra = {"client": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
         expected = isinstance(error, DrainingError)  # its peers connect again
         logger.log(logging.INFO if expected else logging.WARNING, "stream.refused", extra=extra)

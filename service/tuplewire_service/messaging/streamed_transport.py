@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tuplewire.connection.loop import EventLoopThread, messaging_loop
+from tuplewire.connection.loop import EventLoopThread, messaging_thread
 from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import StreamOpener
@@ -95,7 +95,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
     async def _start(self) -> None:
         self.port = await self._bind()
         # See docs/design/forks-and-interrupts.md (forks).
-        self._thread.bound_servers += self.blocks_fork
+        self._thread.fork_blocking_servers += self.blocks_fork
         self.status = ConnectionStatus.READY
 
     @abstractmethod
@@ -140,9 +140,9 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         for code, count in list(self._refused_streams.items()):
             status.refused_streams[code] += count
 
-    def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.OWN_PROGRAM) -> None:
+    def set_accepted_peers(self, intake: AcceptedPeers = AcceptedPeers.OWN_PROGRAM) -> None:
         """See IServerConnection. Ends Send streams; consumers continue."""
-        self._thread.run(self.send_service.restrict_intake(intake))
+        self._thread.run(self.send_service.set_accepted_peers(intake))
 
     def close(self, timeout: float = 10.0) -> None:
         if self.status is not ConnectionStatus.CLOSED:
@@ -159,7 +159,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self.send_service.restrict_intake(AcceptedPeers.OWN_PROGRAM)
+                await self.send_service.set_accepted_peers(AcceptedPeers.OWN_PROGRAM)
                 await self.send_service.end()
         await self._stop(_CLOSE_GRACE_SECONDS)
 
@@ -171,15 +171,15 @@ class StreamedServer(IServerConnection, Generic[_Context]):
     async def _stop(self, grace: float | None) -> None:
         self._reception.close()
         await self._unbind(grace)
-        self._thread.bound_servers -= self.blocks_fork
+        self._thread.fork_blocking_servers -= self.blocks_fork
 
 
 class StreamedClient(IClientConnection):
     """A sending end with the interface of a transport plug-in."""
 
-    def __init__(self, end: SendingEnd) -> None:
-        self.sender = end
-        end.thread.start_connection(end)
+    def __init__(self, sender: SendingEnd) -> None:
+        self.sender = sender
+        sender.thread.start_connection(sender)
 
     @property
     def port(self) -> int:
@@ -251,7 +251,7 @@ class StreamedContext(IContext):
     @property
     def thread(self) -> EventLoopThread:
         """The event loop of its connections."""
-        return messaging_loop()
+        return messaging_thread()
 
     @abstractmethod
     def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:

@@ -20,7 +20,7 @@ class ISubscription(ABC):
 
     end_error: RefusedError | None = None
     """The reason for the end (superseded, the task moved, a drain); None while it is active."""
-    nearly_full: bool = False
+    acks_urgent: bool = False
     """True if the last take() took messages of a queue that is at least a quarter full."""
     ready_tasks: dict[int, None]
     """The tasks for which take() may return messages."""

@@ -42,7 +42,7 @@ def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
     return InfoMetricFamily(_PREFIX + name, help_text, labels)
 
 
-def counters(name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+def counter_by(name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
     """Return a family with a counter for each value of a label."""
     return _labelled(CounterMetricFamily(_PREFIX + name, help_text, labels=[label]), values)
 
@@ -99,23 +99,23 @@ def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
 
     If programs use a name for different metrics, the first one counts: for Prometheus, a name has one type.
     """
-    taken: dict[str, pb.MetricFamily] = {}
-    found: dict[str, dict[tuple[str, ...], pb.MetricSample]] = {}
+    family_by_name: dict[str, pb.MetricFamily] = {}
+    samples_by_name: dict[str, dict[tuple[str, ...], pb.MetricSample]] = {}
     for family in reported:
-        first = taken.get(family.name)
+        first = family_by_name.get(family.name)
         if first is None:
             names = exposed_names(family)
-            if not taken.keys().isdisjoint(names):  # such as a counter `x` after a gauge `x_total`
+            if not family_by_name.keys().isdisjoint(names):  # such as a counter `x` after a gauge `x_total`
                 continue
-            taken |= dict.fromkeys(names, family)
+            family_by_name |= dict.fromkeys(names, family)
         elif (first.name, first.kind, first.label_names) != (family.name, family.kind, family.label_names):
             continue
-        samples = found.setdefault(family.name, {})
+        samples = samples_by_name.setdefault(family.name, {})
         for sample in family.samples:
             labels = tuple(sample.label_values)
             samples[labels] = _sum(samples[labels], sample) if labels in samples else sample
-    for name, samples in sorted(found.items()):
-        yield _family(taken[name], samples)
+    for name, samples in sorted(samples_by_name.items()):
+        yield _family(family_by_name[name], samples)
 
 
 def _sum(one: pb.MetricSample, other: pb.MetricSample) -> pb.MetricSample:

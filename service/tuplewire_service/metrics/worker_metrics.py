@@ -27,7 +27,7 @@ from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.sender_sessions import CLIENT_SOURCE
 from tuplewire_service.messaging.server_stream import MAX_PENDING_HANDSHAKES
-from tuplewire_service.metrics.families import counter, counters, gauge, gauge_by, histogram, info
+from tuplewire_service.metrics.families import counter, counter_by, gauge, gauge_by, histogram, info
 from tuplewire_service.worker.timekeeper import TimeState
 
 _CODES = [
@@ -55,7 +55,7 @@ class SeriesNames:
         self._named_keys: set[str] = set()
         self._others: set[str] = set()
 
-    def of(self, keys: Iterable[str]) -> dict[str, str]:
+    def names_of(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the name of each key. The argument must contain all current keys."""
         keys = list(keys)
         self._named_keys.intersection_update(keys)
@@ -71,17 +71,17 @@ class CounterTotals:
 
     def __init__(self) -> None:
         self._last: dict[Hashable, tuple[str, Sequence[int]]] = {}
-        self._ended: dict[str, list[int]] = {}
+        self._removed_totals: dict[str, list[int]] = {}
 
     def add_up(self, sources: Mapping[Hashable, tuple[str, Sequence[int]]]) -> dict[str, list[int]]:
         """Return the totals by name. `sources` has the name and the counts of each current source."""
-        ended = self._ended
+        ended = self._removed_totals
         for key in self._last.keys() - sources.keys():
             _add(ended, *self._last[key])
         self._last = dict(sources)
         names = {name for name, _ in sources.values()} | {OTHER}
-        self._ended = {name: counts for name, counts in ended.items() if name in names}  # bounded
-        totals = {name: counts.copy() for name, counts in self._ended.items()}
+        self._removed_totals = {name: counts for name, counts in ended.items() if name in names}  # bounded
+        totals = {name: counts.copy() for name, counts in self._removed_totals.items()}
         for name, counts in sources.values():
             _add(totals, name, counts)
         return totals
@@ -104,13 +104,13 @@ class WorkerCollector(Collector):
         self._memory_limit = memory_limit_bytes
         self._capacity = config.receive_queue_messages
         self._lock = threading.Lock()  # scrapes can run in parallel
-        most = config.metrics_series
-        self._tasks = SeriesNames(most)
-        self._peers = SeriesNames(most)
+        max_series = config.metrics_series
+        self._tasks = SeriesNames(max_series)
+        self._peers = SeriesNames(max_series)
         # Metrics are public. With permission rules, only operators and an identity itself may see its name.
-        self._identities = SeriesNames(0 if config.permissions_file else most)
-        self._lossy_peers = SeriesNames(most, always_named=(OTHER,))
-        self._sources = SeriesNames(most, always_named=(CLIENT_SOURCE, OTHER))
+        self._identities = SeriesNames(0 if config.permissions_file else max_series)
+        self._lossy_peers = SeriesNames(max_series, always_named=(OTHER,))
+        self._sources = SeriesNames(max_series, always_named=(CLIENT_SOURCE, OTHER))
         self._sent_totals = CounterTotals()
         self._received_totals = CounterTotals()
         self._task_totals = CounterTotals()
@@ -145,7 +145,7 @@ class WorkerCollector(Collector):
         for name, (help_text, label, known) in _KNOWN_LABELS.items():
             # A 0 for each missing value lets Prometheus see its first increase.
             counts = {**dict.fromkeys(map(str, known), 0), **attrgetter(_FIELD_OF.get(name, name))(status)}
-            yield counters(name, help_text, label, counts.items())
+            yield counter_by(name, help_text, label, counts.items())
         sessions = {"connected": status.sharing_session_count, "resumable": status.resumable_session_count}
         yield gauge_by("senders", _SENDERS, "state", sessions.items())
         staged = {"memory": status.sinks.memory_bytes, "disk": status.sinks.disk_bytes}
@@ -158,7 +158,7 @@ class WorkerCollector(Collector):
         yield _blocking_family(status.blocking)
 
     def _identity_family(self, identities: Mapping[str, pb.IdentitySessions]) -> Metric:
-        names = self._identities.of(identities)
+        names = self._identities.names_of(identities)
         family = GaugeMetricFamily("tuplewire_identity_senders", _IDENTITIES, labels=["identity", "state"])
         for state, field in (("connected", "sharing"), ("resumable", "resumable")):
             sums = Counter[str]()
@@ -169,21 +169,21 @@ class WorkerCollector(Collector):
         return family
 
     def _received_families(self, received: Iterable[pb.ReceiveCount]) -> Iterator[Metric]:
-        names = self._sources.of(count.source for count in received)
+        names = self._sources.names_of(count.source for count in received)
         by_name = self._received_totals.add_up(
             {c.source: (names[c.source], (c.messages, c.frames, c.bytes)) for c in received}
         )
         yield from _columns(_RECEIVED, "source", by_name)
 
     def _lost_family(self, possibly_lost: Mapping[str, int]) -> Metric:
-        names = self._lossy_peers.of(possibly_lost)
+        names = self._lossy_peers.names_of(possibly_lost)
         by_name = Counter[str]()
         for worker_id, lost in possibly_lost.items():
             by_name[names[worker_id]] += lost
-        return counters("peer_possibly_lost_messages", _POSSIBLY_LOST, "peer", by_name.items())
+        return counter_by("peer_possibly_lost_messages", _POSSIBLY_LOST, "peer", by_name.items())
 
     def _peer_families(self, peers: Sequence[pb.PeerStatus]) -> Iterator[Metric]:
-        names = self._peers.of(peer.worker_id for peer in peers)
+        names = self._peers.names_of(peer.worker_id for peer in peers)
         rows: dict[Hashable, tuple[str, Sequence[int]]] = {}
         pending = Counter[str]()
         up: dict[str, int] = {}
@@ -199,21 +199,21 @@ class WorkerCollector(Collector):
         yield gauge_by("connection_up", _UP, "peer", up.items())
 
     def _task_families(self, tasks: Sequence[pb.TaskStatus]) -> Iterator[Metric]:
-        names = self._tasks.of([str(task.task) for task in tasks])
+        names = self._tasks.names_of([str(task.task) for task in tasks])
         # `other` has the sums of its tasks; `subscribed` is 1 only if all of them have a consumer.
-        messages, size = Counter[str](), Counter[str]()
+        messages, queued_bytes = Counter[str](), Counter[str]()
         subscribed: dict[str, int] = {}
         oldest: dict[str, float] = {}
         counts: dict[Hashable, tuple[str, Sequence[int]]] = {}
         for name, task in zip(names.values(), tasks, strict=True):
             messages[name] += task.queued_messages
-            size[name] += task.queued_bytes
+            queued_bytes[name] += task.queued_bytes
             subscribed[name] = min(subscribed.get(name, 1), int(task.subscribed))
             oldest[name] = max(oldest.get(name, 0.0), task.oldest_seconds)
             at = task.task, task.base_sequence  # the counts of a task that returns start at zero
             counts[at] = name, (task.received_messages, task.acknowledged_messages)
         capacity = {name: count * self._capacity for name, count in Counter(names.values()).items()}
-        columns: Sequence[Mapping[str, float]] = (messages, size, capacity, subscribed, oldest)
+        columns: Sequence[Mapping[str, float]] = (messages, queued_bytes, capacity, subscribed, oldest)
         for (family, help_text), values in zip(_QUEUE, columns, strict=True):
             yield gauge_by(family, help_text, "task", values.items())
         yield from _columns(_TASK_COUNTS, "task", self._task_totals.add_up(counts))
@@ -338,4 +338,4 @@ def _columns(
     families: Iterable[tuple[str, str]], label: str, rows: Mapping[str, Sequence[int]]
 ) -> Iterator[Metric]:
     for column, (family, help_text) in enumerate(families):
-        yield counters(family, help_text, label, [(name, row[column]) for name, row in rows.items()])
+        yield counter_by(family, help_text, label, [(name, row[column]) for name, row in rows.items()])

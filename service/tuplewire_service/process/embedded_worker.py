@@ -11,10 +11,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.settings.addresses import Peer
 from tuplewire.text.events import event_logger
-from tuplewire_service.config.config_sources import settings_in, transport_settings_in
+from tuplewire_service.config.config_sources import embedded_transport_conf, settings_in
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.messaging.local.local_transport import OwnProgramContext
@@ -38,11 +38,11 @@ class EmbeddedWorker:
         config = WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology})
         incarnation = time.time_ns()
         of_worker = TransportSettings(**transport_settings(config, incarnation))
-        self._loop = messaging_loop()
+        self._loop = messaging_thread()
         self._own_transport = OwnProgramContext(of_worker)
-        self._context = TransportFactory.make_context({**transport_settings_in(conf), **of_worker.conf()})
+        self._context = TransportFactory.make_context({**embedded_transport_conf(conf), **of_worker.conf()})
         self._worker = self._loop.call(
-            lambda: Worker(config, self._context, incarnation, own_transport=self._own_transport)
+            lambda: Worker(config, self._context, incarnation, own_program_context=self._own_transport)
         )
         self._loop.run(self._worker.start(0))
         self.handle = Host(self._worker, lambda _: None)  # the process belongs to the embedding program
@@ -50,9 +50,11 @@ class EmbeddedWorker:
         self.port = int(re.split("[:/]", self._worker.servers.addresses[0].removesuffix(".ipc"))[-1])
         self.peer = Peer(worker_id, f"{_HOST}:{self.port}")  # for other workers
 
-    def assign(self, version: int, shares: Mapping[Peer, Sequence[int]], dead: Collection[Peer] = ()) -> None:
+    def assign(
+        self, version: int, assigned: Mapping[Peer, Sequence[int]], dead: Collection[Peer] = ()
+    ) -> None:
         """Apply an assignment: the tasks of each peer. `dead` are workers that were killed."""
-        workers = (AssignedWorker(*peer, tuple(sorted(tasks))) for peer, tasks in shares.items())
+        workers = (AssignedWorker(*peer, tuple(sorted(tasks))) for peer, tasks in assigned.items())
         assignment = Assignment(version, self.handle.topology, tuple(workers))
 
         def update() -> None:
@@ -64,7 +66,7 @@ class EmbeddedWorker:
     @property
     def held_messages(self) -> int:
         """Number of accepted messages that are not settled. Call only from the event loop."""
-        return self._worker.router.held_messages
+        return self._worker.router.pending_messages
 
     def abort(self) -> None:
         """Stop immediately, like a killed process."""

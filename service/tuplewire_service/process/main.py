@@ -31,7 +31,7 @@ from tuplewire.text.events import event_logger
 from tuplewire_service.config.config_sources import read_conf
 from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, Stop, StopRequest, exit_after
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.control.debugging import Debugging
+from tuplewire_service.control.debugging import DebugBundles
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.memory import memory_limit, wait_for_stop
 from tuplewire_service.messaging.claimed_socket import claim_socket
@@ -68,12 +68,12 @@ def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # works even if the loop is stuck
     # Each connection is a file. At the limit, which is usually 1024, gRPC accepts no connections and logs
     # nothing, and its clients wait.
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
     stop = Stop()
-    stop.on_signals()
+    stop.watch_signals()
     if exit_on_stdin_eof:
-        stop.on_end_of_input()
+        stop.watch_stdin()
     try:
         return _serve(config, stop, log)
     except TuplewireError:
@@ -89,7 +89,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             cleanup.enter_context(claim_socket(Path(config.listen_unix)))
         if config.tracing:
             tracing.enable(
-                sample=config.trace_sample_ratio,
+                sample_ratio=config.trace_sample_ratio,
                 service="tuplewire-worker",
                 instance=config.worker_id,
                 flush_at_exit=False,
@@ -98,7 +98,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         else:
             tracing.disable()
         registry = CollectorRegistry()
-        runtime = WorkerRuntime(config, stop, Debugging(config, log, registry))
+        runtime = WorkerRuntime(config, stop, DebugBundles(config, log, registry))
         cleanup.callback(runtime.close)
         program = None
         if config.program:
@@ -112,8 +112,8 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         servers = runtime.worker.servers
         if config.tasks:  # the worker assigns them to itself
             address, peer_address = _advertised_addresses(config, servers)
-            only = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
-            runtime.assign(Assignment(1, config.topology, (only,)))
+            this_worker = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
+            runtime.assign(Assignment(1, config.topology, (this_worker,)))
         registry.register(WorkerCollector(runtime.status, config, memory_limit()))
         registry.register(runtime.security)
         registry.register(log)
@@ -121,12 +121,12 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         GCCollector(registry=registry)
         # Reserve the names of this worker's metrics, before the collector of the programs' metrics is added.
         runtime.reserve_metric_names(frozenset(family.name for family in registry.collect()))
-        own_metrics = list if program is None else program.metrics  # list() returns no metrics
-        registry.register(ProgramCollector(lambda: [*own_metrics(), *runtime.program_metrics()]))
+        get_program_metrics = list if program is None else program.metrics  # list() returns no metrics
+        registry.register(ProgramCollector(lambda: [*get_program_metrics(), *runtime.reported_metrics()]))
         probes = runtime.live_problem, runtime.ready_problem
         admin = AdminServer(config.listen_admin, registry, *probes, exemplars=config.tracing)
         cleanup.callback(admin.close)
-        _log_addresses(config, servers, admin)
+        _log_start(config, servers, admin)
         if not (config.tasks or config.assignment_file) and (reason := runtime.ready_problem()):
             logger.info("worker.not_ready", extra={"reason": reason})
         if config.address_file:
@@ -136,8 +136,8 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
 
         request = wait_for_stop(stop)
 
-        deadline = request.deadline_seconds or config.drain_seconds
-        logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
+        deadline = request.drain_seconds or config.drain_seconds
+        logger.info("worker.draining", extra={"reason": request.reason, "drain_seconds": deadline})
         # If the shutdown hangs, end the process, and print the step that it waits for.
         final_cleanup.callback(exit_after(deadline + _CLOSE_SECONDS, runtime.shutdown_step).cancel)
         if program is not None:
@@ -153,13 +153,13 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             admin.wait_for_scrape(_LAST_SCRAPE_SECONDS)  # the counts are lost with the process
         if program is not None and not program.close(_PROGRAM_CLOSE_SECONDS):
             stop.request(StopRequest("executors_stuck", EXIT_FAILED))
-    defect = stop.pop_failure()  # a failure during the shutdown
-    code = request.exit_code or (defect.exit_code if defect else EXIT_FAILED if dropped else EXIT_OK)
+    late = stop.pop_failure()  # a failure during the shutdown
+    code = request.exit_code or (late.exit_code if late else EXIT_FAILED if dropped else EXIT_OK)
     logger.info("worker.stopped", extra={"exit_code": code})
     return code
 
 
-def _log_addresses(config: WorkerConfig, servers: Servers, admin: AdminServer) -> None:
+def _log_start(config: WorkerConfig, servers: Servers, admin: AdminServer) -> None:
     bound = [("messages", each) for each in servers.addresses]
     bound += [("peers", each) for each in servers.peer_addresses]
     for purpose, address in [*bound, ("admin", admin.address)]:

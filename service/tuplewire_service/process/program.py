@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from tuplewire.client import Client
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.session.ledger import LedgerSnapshot
@@ -31,7 +31,7 @@ from tuplewire_service.security.certificates import Certificates
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.worker import AttachedProgram, Worker
 
-ENTRY_POINT_GROUP = "tuplewire.programs"
+PROGRAM_ENTRY_POINTS = "tuplewire.programs"
 
 
 class Program(ABC):
@@ -67,7 +67,7 @@ def load_program(handle: Host, name: str, conf: Mapping[str, object], state_file
 
     `name` is the setting `program`. `conf` are the topology's settings. `state_file` stores its heartbeats.
     """
-    for point in entry_points(group=ENTRY_POINT_GROUP):  # only the first one is used
+    for point in entry_points(group=PROGRAM_ENTRY_POINTS):  # only the first one is used
         program: Program = point.load()(handle, name, conf, state_file)
         return program
     raise ConfigError(f"no program is installed that could run {name!r}; install tuplewire again")
@@ -99,7 +99,7 @@ class Host:
         self.topology = worker.settings.topology
         self.stop_with_error = stop_with_error
         self._worker = worker
-        self._loop = messaging_loop()
+        self._loop = messaging_thread()
 
     def attach(
         self,

@@ -63,10 +63,10 @@ class StateFile:
             logger.warning("worker.predecessor_failed", extra=about)
         return lost
 
-    async def update_periodically(self, unretained: Callable[[], int]) -> None:
-        """Update the file until cancelled. `unretained` counts the messages that no other process has."""
+    async def update_periodically(self, count_unretained: Callable[[], int]) -> None:
+        """Update the file until cancelled. `count_unretained` counts messages that no other process has."""
         while True:
-            if (messages := unretained()) != self._last_written:
+            if (messages := count_unretained()) != self._last_written:
                 await asyncio.to_thread(self._write, messages)
             await asyncio.sleep(_WRITE_SECONDS)
 
@@ -88,7 +88,7 @@ class StateFile:
             try:
                 write_atomically(self._path, json.dumps(state))
             except OSError as error:
-                if self._log_rate.due("not written"):
+                if self._log_rate.count_event("not written"):
                     extra = {"path": str(self._path), "reason": str(error)}
                     logger.warning("state_file.not_written", extra=extra)
                 return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuplewire.connection.loop import messaging_loop, report_errors
+from tuplewire.connection.loop import messaging_thread, report_errors
 from tuplewire.errors import MalformedError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import add_brackets, split_host_port
@@ -27,7 +27,7 @@ from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
 from tuplewire_service.config.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.control_messages import unique
-from tuplewire_service.control.debugging import Debugging
+from tuplewire_service.control.debugging import DebugBundles
 from tuplewire_service.control.health_servicer import HealthServicer
 from tuplewire_service.control.memory import resident_bytes
 from tuplewire_service.control.program_reports import ProgramReports
@@ -48,7 +48,7 @@ from tuplewire_service.worker.worker_settings import transport_settings
 logger = event_logger(__name__)
 
 _PEERS_CONF = {"zmq.linger.millis": 1000}  # Storm's 5 s exceed the time that a drained worker has to close
-_WATCHERS_SECONDS = 1.0
+_HEALTH_WATCHERS_SECONDS = 1.0
 _MAX_BLOCKING_TASKS = 10
 LOOP_TIMEOUT_SECONDS = 2.0  # an event loop that does not respond in this time counts as stuck
 
@@ -59,10 +59,10 @@ class WorkerRuntime:
     A defect on the loop, which is an unhandled exception, is logged and stops the process with exit code 70.
     """
 
-    def __init__(self, config: WorkerConfig, stop: Stop, debugging: Debugging) -> None:
+    def __init__(self, config: WorkerConfig, stop: Stop, debugging: DebugBundles) -> None:
         self._config = config
         self._stop = stop
-        self.loop = messaging_loop()
+        self.loop = messaging_thread()
         self.loop.loop.set_exception_handler(self._on_defect)
         self.security = Security(config)
         self._services = ServiceHandlers(self.security.check_call)
@@ -138,7 +138,7 @@ class WorkerRuntime:
         del status.blocking[_MAX_BLOCKING_TASKS:]  # only the metrics need all of them
         status.resident_bytes = resident_bytes()
         status.drain_seconds = self._config.drain_seconds
-        status.spouts_inactive = (found := self.worker.assignment) is not None and not found.active
+        status.spouts_inactive = (assignment := self.worker.assignment) is not None and not assignment.active
         if self.program is not None:
             self.program.add_to(status)
         self._reports.add_to(status)
@@ -149,7 +149,7 @@ class WorkerRuntime:
             raise MalformedError("this worker runs no program; call another one, or start it with --program")
         return self.program.call(request)
 
-    def program_metrics(self) -> list[pb.MetricFamily]:
+    def reported_metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics reported by programs. Raise TimeoutError if the event loop does not respond."""
         return self.loop.call(self._reports.metrics, LOOP_TIMEOUT_SECONDS)
 
@@ -183,7 +183,7 @@ class WorkerRuntime:
     async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
         deadline = time.monotonic() + deadline_seconds
         self._control.end_taps()
-        await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
+        await self._health.end(min(_HEALTH_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
         # Only now: a draining worker applies new assignments, and closes the streams of removed tokens.
         for watch in self._watch_tasks:

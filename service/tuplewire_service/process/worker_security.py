@@ -20,8 +20,8 @@ from tuplewire.connection.channels import ChannelFactory
 from tuplewire.identity.files import AUTHORIZATION_KEY, WatchedFiles, read_tokens
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.messaging.grpc.grpc_transport import Context, GrpcOptions
-from tuplewire_service.metrics.families import counter, counters, gauge
+from tuplewire_service.messaging.grpc.grpc_transport import Call, GrpcOptions
+from tuplewire_service.metrics.families import counter, counter_by, gauge
 from tuplewire_service.security.certificates import Certificates
 from tuplewire_service.security.guard import DENIAL_REASONS, Access, Caller, Guard
 from tuplewire_service.security.permissions import read_rules
@@ -48,8 +48,8 @@ class Security(Collector):
             uses_tls=certificates is not None,
             worker_names=lambda: names or (certificates.get().names if certificates else ()),
             client_names=config.tls_client_names,
-            tokens=self._watch(config.token_file, read_tokens),
-            read_rules=self._watch(config.permissions_file, read_rules),
+            tokens=self._add_file(config.token_file, read_tokens),
+            read_rules=self._add_file(config.permissions_file, read_rules),
         )
         self.channel_factory = ChannelFactory(
             credentials,
@@ -61,7 +61,7 @@ class Security(Collector):
                 advice = "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"
                 logger.warning("secret.readable_by_all", extra={"path": file, "advice": advice})
 
-    def _watch(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
+    def _add_file(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
         """Return a function for a file's content; None without a file. Raise ConfigError if it is invalid."""
         if file is None:
             return None
@@ -81,7 +81,7 @@ class Security(Collector):
             socket_mode=socket_mode,
         )
 
-    def admit(self, context: Context) -> Access:
+    def admit(self, context: Call) -> Access:
         """Return the rights of a method's caller. Raise RefusedError if it is not admitted."""
         auth, peer = context.auth_context(), context.peer()
         tls = b"ssl" in auth.get("transport_security_type", ())
@@ -92,7 +92,7 @@ class Security(Collector):
         caller = Caller(peer, tuple(names) if tls else (), tls, found[0] if found else None)
         return self.guard.admit(caller)
 
-    def check_call(self, context: Context, method: str) -> None:
+    def check_call(self, context: Call, method: str) -> None:
         """Raise RefusedError if the caller may not call /SERVICE/METHOD."""
         if not method.startswith(_HEALTH_PREFIX):
             self.admit(context).check_control(method.rpartition("/")[2])
@@ -109,7 +109,7 @@ class Security(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family. Thread-safe."""
-        yield counters(
+        yield counter_by(
             "denials",
             "Streams, calls and groups of messages that were denied, by reason.",
             "reason",

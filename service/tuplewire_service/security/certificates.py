@@ -86,7 +86,7 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
 
     def __init__(self, credentials: Credentials, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the files. Raises ConfigError if they are not usable."""
-        super().__init__(credentials.files, lambda: read_identity(credentials))
+        super().__init__(credentials.tls_files, lambda: read_identity(credentials))
         self._clock = clock
         self._served = self.get()
         self._served_since = clock()

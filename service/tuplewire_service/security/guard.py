@@ -26,13 +26,13 @@ logger = event_logger(__name__)
 
 DENIAL_REASONS = ("no_token", "wrong_token", "wrong_name", "not_a_worker", "topology", "task", "control")
 """The reasons for a denial; see docs/how-to/secure.md."""
-_METHODS = {
+_METHODS_BY_ACTION = {
     "": ("GetStatus", "GetLoad", "GetAssignment", "Poll", "Read", "Acknowledge", "Stage", "Discard", "Tap"),
     "publish": ("Begin", "Check", "Publish", "GetProgress"),
     "drain": ("Drain",),
     "debug": ("GetDebug", "SetLogging"),
 }
-ACTION_BY_METHOD = {method: action for action, methods in _METHODS.items() for method in methods}
+ACTION_BY_METHOD = {method: action for action, methods in _METHODS_BY_ACTION.items() for method in methods}
 """The `control` action that each method requires; empty: none. Stage, Tap and Source check tasks."""
 DEFAULT_ACTION = "assign"
 """The action that all other methods require, including future ones."""
@@ -79,7 +79,7 @@ class Guard:
 
     def __post_init__(self) -> None:
         self._log_rate = LogRateLimiter()
-        self._seen: tuple[object, ...] = ()
+        self._checked_inputs: tuple[object, ...] = ()
         self.refresh()
 
     def refresh(self) -> None:
@@ -87,9 +87,9 @@ class Guard:
         if self.read_rules is not None:
             self.rules = self.read_rules()
         tokens = self.tokens() if self.tokens else ()
-        seen, self._seen = self._seen, (tokens, self.rules, tuple(self.worker_names()))
+        seen, self._checked_inputs = self._checked_inputs, (tokens, self.rules, tuple(self.worker_names()))
         # Streams are checked only after a change, because each admission calls this.
-        if seen == self._seen:
+        if seen == self._checked_inputs:
             return
         for access, end in list(self.open_streams.items()):
             try:
@@ -144,7 +144,7 @@ class Guard:
     def add_denial(self, identity: str, reason: str, detail: str) -> PermissionDeniedError:
         """Count a denial, log it at most once a minute for each caller and reason, and return the error."""
         self.denials[reason] += 1
-        if self._log_rate.due((identity, reason)):
+        if self._log_rate.count_event((identity, reason)):
             logger.warning("access.denied", extra={"client": identity, "reason": reason, "detail": detail})
         return PermissionDeniedError(detail)
 
@@ -190,20 +190,20 @@ class Access(AccessRights):
             self._recheck = Access._check_worker
             self._check_worker()
         else:
-            self._check_topology(topology)
+            self._check_has_rule(topology)
         self._is_worker = as_worker
 
     def check_receive(self, topology: str, tasks: Iterable[int]) -> None:
         tasks = list(tasks)
         self._recheck = partial(Access.check_receive, topology=topology, tasks=tasks)
-        self._check_topology(topology)
+        self._check_has_rule(topology)
         granted = self._permissions()
         if granted is not None and (denied_tasks := [task for task in tasks if task not in granted.receive]):
             raise self._task_denial(f"receive from task {denied_tasks[0]}", "receive")
 
     def check_tap(self, topology: str, tasks: Collection[int]) -> None:
         self._recheck = partial(Access.check_tap, topology=topology, tasks=tasks)
-        self._check_topology(topology)
+        self._check_has_rule(topology)
         granted = self._permissions()
         if granted is None:
             return
@@ -258,7 +258,7 @@ class Access(AccessRights):
             self._granted = rules.permissions_of(self._caller.names, self._token, self._guard.topology)
         return self._granted
 
-    def _check_topology(self, topology: str) -> None:
+    def _check_has_rule(self, topology: str) -> None:
         granted = self._permissions()
         if granted is not None and not granted.has_rule:
             raise self._guard.add_denial(

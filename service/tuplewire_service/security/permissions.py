@@ -20,9 +20,9 @@ from tuplewire.values.task_ids import TaskRanges
 ACTIONS = ("assign", "drain", "publish", "debug")
 """The actions that a rule may allow besides sending and receiving; `publish` is for a sink's driver."""
 _TASKS = ("send", "receive", "tap")
-_CLIENTS = ("certificates", "tokens", "topologies")
-_KEYS = (*_CLIENTS, *_TASKS, "control")
-_NONE = TaskRanges((), ())
+_SELECTOR_KEYS = ("certificates", "tokens", "topologies")
+_KEYS = (*_SELECTOR_KEYS, *_TASKS, "control")
+_NO_TASKS = TaskRanges((), ())
 _MAX_DOTS = 1000
 """Maximum number in one line. Parsing a dotted key takes quadratic time, and blocks everything else."""
 
@@ -32,9 +32,9 @@ class Permissions:
     """The permissions of a client in a topology: the sum of its rules. `has_rule`: True if one applies."""
 
     has_rule: bool = True
-    send: TaskRanges = _NONE
-    receive: TaskRanges = _NONE
-    tap: TaskRanges = _NONE
+    send: TaskRanges = _NO_TASKS
+    receive: TaskRanges = _NO_TASKS
+    tap: TaskRanges = _NO_TASKS
     control: frozenset[str] = frozenset()
 
 
@@ -119,9 +119,9 @@ def _rule(table: Mapping[str, Any]) -> PermissionRule:
     for action in control:
         if action not in ACTIONS:
             raise ConfigError(f"control has {', '.join(ACTIONS)}, not {action!r}")
-    fields: dict[str, Any] = {key: _string_list(table, key) for key in _CLIENTS}
+    fields: dict[str, Any] = {key: _string_list(table, key) for key in _SELECTOR_KEYS}
     fields["certificates"] = tuple(name for text in fields["certificates"] for name in parse_names(text))
-    fields |= {key: _tasks(table, key) for key in _TASKS}
+    fields |= {key: _read_tasks(table, key) for key in _TASKS}
     return PermissionRule(control=frozenset(control), **fields)
 
 
@@ -134,7 +134,7 @@ def _string_list(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _tasks(table: Mapping[str, Any], key: str) -> TaskRanges:
+def _read_tasks(table: Mapping[str, Any], key: str) -> TaskRanges:
     value = table.get(key, "")
     if not isinstance(value, str):
         raise ConfigError(f'{key} is a text such as "1,2,10-19" or "*", not {value!r}')

@@ -35,9 +35,9 @@ from tuplewire_service.testing.harness import (
     TransportHarness,
     assert_ledger,
     eventually,
+    frequent_thread_switches,
     is_ready,
     settled_condition,
-    switching_often,
 )
 
 
@@ -79,7 +79,7 @@ class TransportConformance(TransportHarness):
                 assert_ledger(client, 1)
             assert len(recorder.received()) == 2
 
-    def test_both_sides_tell_their_port_and_status(self) -> None:
+    def test_ports_and_statuses(self) -> None:
         """A client reports its peer's port. It is CONNECTING, READY and finally CLOSED."""
         port = self.unused_port()
         with self.context() as context:
@@ -148,7 +148,7 @@ class TransportConformance(TransportHarness):
 
     # --- the end -------------------------------------------------------------------------------------
 
-    def test_close_waits_for_what_was_accepted(self) -> None:
+    def test_close_waits_for_accepted_messages(self) -> None:
         """All sent messages have arrived when close() returns; a later send() raises ClosedError."""
         with self.recorded() as (recorder, client):
             client.send(TaskMessageBatch.from_columns(1, [b"x"] * 5000))
@@ -168,7 +168,7 @@ class TransportConformance(TransportHarness):
             client.abort()
             assert_ledger(client, 1, closed=1)
 
-    def test_after_restrict_intake_messages_stay_with_the_sender(self) -> None:
+    def test_after_set_accepted_peers_messages_stay_with_the_sender(self) -> None:
         """Accepted messages are acknowledged. Later ones wait at the sender for the next server."""
         first, second = Recorder(), Recorder()
         with self.context() as context:
@@ -177,7 +177,7 @@ class TransportConformance(TransportHarness):
             client = context.connect(TOPOLOGY, HOST, server.port)
             client.send(1, b"taken")
             eventually(lambda: first.payloads(1) == [b"taken"])
-            server.restrict_intake()
+            server.set_accepted_peers()
             eventually(settled_condition(client))
             client.send(1, b"kept")
             server.close()
@@ -187,7 +187,7 @@ class TransportConformance(TransportHarness):
             eventually(lambda: second.payloads(1) == [b"kept", b"later"], timeout=10)
             assert first.payloads(1) == [b"taken"]
 
-    def test_a_closed_server_takes_nothing(self) -> None:
+    def test_a_closed_server_frees_its_port(self) -> None:
         """After close(), the port is free, loads cannot be sent, and a blocked recv() has returned."""
         with self.context() as context:
             server = context.bind(TOPOLOGY, 0)
@@ -202,7 +202,7 @@ class TransportConformance(TransportHarness):
             server.close()
             context.bind(TOPOLOGY, server.port, Recorder())
 
-    def test_term_ends_everything(self) -> None:
+    def test_term_closes_all_connections(self) -> None:
         """term() closes all connections of the context; a second call has no effect."""
         context = self.make_context()
         context.prepare(self.conf(SessionSettings(), ""))
@@ -214,7 +214,7 @@ class TransportConformance(TransportHarness):
 
     # --- bounds and backpressure ---------------------------------------------------------------------
 
-    def test_a_full_connection_says_so(self) -> None:
+    def test_a_full_connection_raises_buffer_full(self) -> None:
         """While a receiver holds messages, a client accepts a limited number, and more after the release."""
         with self.recorded(1, max_pending_messages=10) as (recorder, client):
             accepted = self.fill(client)
@@ -250,7 +250,7 @@ class TransportConformance(TransportHarness):
                     if left:
                         assert clients[1 - self.number].try_send(1, b"%d" % (left - 1))
 
-        with self.context() as one, self.context() as other, switching_often():
+        with self.context() as one, self.context() as other, frequent_thread_switches():
             servers = [context.bind(TOPOLOGY, 0, Answering(n)) for n, context in enumerate((one, other))]
             clients += [one.connect(TOPOLOGY, HOST, servers[0].port)]
             clients += [other.connect(TOPOLOGY, HOST, servers[1].port)]
@@ -263,7 +263,7 @@ class TransportConformance(TransportHarness):
                 list(threads.map(send, (0, 1)))
             eventually(lambda: counts == [1000, 1000], timeout=20)
 
-    def test_a_stopped_task_leaves_the_others_going(self) -> None:
+    def test_a_stopped_task_does_not_block_others(self) -> None:
         """A task with held messages does not block messages to other tasks."""
         with self.recorded(1) as (recorder, client):
             client.send(TaskMessageBatch.from_columns(1, [b"stopped"] * 1000))

@@ -46,7 +46,7 @@ class Conditions:
 
     delay_seconds: float = 0.0
     bytes_per_second: float = math.inf
-    silent: frozenset[Direction] = frozenset()
+    silent_directions: frozenset[Direction] = frozenset()
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_seconds < math.inf:
@@ -72,22 +72,22 @@ class FaultyLink:
         self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Forward one direction, and then the close. Raises ConnectionResetError if the close is a reset."""
-        held: _ChunkQueue = asyncio.Queue(_MAX_CHUNKS)
+        chunks: _ChunkQueue = asyncio.Queue(_MAX_CHUNKS)
         async with asyncio.TaskGroup() as both:
-            both.create_task(_receive(reader, held))
-            both.create_task(self._forward(direction, held, writer))
+            both.create_task(_receive(reader, chunks))
+            both.create_task(self._forward(direction, chunks, writer))
 
     async def _forward(self, direction: Direction, held: _ChunkQueue, writer: asyncio.StreamWriter) -> None:
-        rest: bytes | None = b""
+        unsent: bytes | None = b""
         while True:
-            if not rest:
-                since, rest = await held.get()
-            await self._until_due(direction, since)
-            if not rest:  # the end of the stream
+            if not unsent:
+                arrived_at, unsent = await held.get()
+            await self._wait_until_due(direction, arrived_at)
+            if not unsent:  # the end of the stream
                 break
             rate = self.conditions.bytes_per_second
-            size = len(rest) if rate == math.inf else max(1, int(rate * _WRITE_INTERVAL_SECONDS))
-            piece, rest = rest[:size], rest[size:]
+            size = len(unsent) if rate == math.inf else max(1, int(rate * _WRITE_INTERVAL_SECONDS))
+            piece, unsent = unsent[:size], unsent[size:]
             # If that end has closed, the other direction forwards the close to the end that this one reads.
             if not writer.is_closing():
                 with contextlib.suppress(OSError):
@@ -95,13 +95,13 @@ class FaultyLink:
                     await writer.drain()
             if rate != math.inf:
                 await self._wait(len(piece) / rate)
-        if rest is None:
+        if unsent is None:
             raise ConnectionResetError
         writer.write_eof()
 
-    async def _until_due(self, direction: Direction, since: float) -> None:
+    async def _wait_until_due(self, direction: Direction, since: float) -> None:
         while True:
-            silent = direction in self.conditions.silent  # until the next change of the conditions
+            silent = direction in self.conditions.silent_directions  # until the next change of the conditions
             left = None if silent else since + self.conditions.delay_seconds - _now()
             if left is not None and left <= 0:
                 return
@@ -169,7 +169,7 @@ class FaultProxy:
         self.close()
 
     @property
-    def connections(self) -> int:
+    def connection_count(self) -> int:
         """The number of open connections."""
         return len(self._tasks)
 
@@ -179,19 +179,19 @@ class FaultProxy:
 
     def black_hole(self) -> None:
         """Forward nothing: connections remain open, and new ones are accepted, but get no answer."""
-        self._add(silent=frozenset(Direction))
+        self._change(silent=frozenset(Direction))
 
     def half_open(self, direction: Direction = Direction.TO_CLIENT) -> None:
         """Forward nothing in one direction, not even a close; by default, from the target to its clients."""
-        self._add(silent=self.conditions.silent | {direction})
+        self._change(silent=self.conditions.silent_directions | {direction})
 
     def delay(self, seconds: float) -> None:
         """Delay each byte, in both directions. Raises ValueError if the delay is negative or infinite."""
-        self._add(delay_seconds=seconds)
+        self._change(delay_seconds=seconds)
 
     def throttle(self, bytes_per_second: float) -> None:
         """Limit the rate in each direction of each connection. Raises ValueError unless it is positive."""
-        self._add(bytes_per_second=bytes_per_second)
+        self._change(bytes_per_second=bytes_per_second)
 
     def resume(self) -> None:
         """Remove all faults. Buffered bytes are forwarded first."""
@@ -218,7 +218,7 @@ class FaultProxy:
     def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def _add(self, **conditions: Any) -> None:
+    def _change(self, **conditions: Any) -> None:
         self._run(self._link.change(replace(self.conditions, **conditions)))
 
     # --- on the loop -----------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def assert_ledger(connection: IClientConnection, accepted: int, **dropped: int) 
 
 
 @contextmanager
-def switching_often() -> Iterator[None]:
+def frequent_thread_switches() -> Iterator[None]:
     """Let threads switch every microsecond within the block, to provoke races."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

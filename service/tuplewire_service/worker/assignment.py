@@ -122,13 +122,13 @@ class Assignment:
 
     def _check_version_step(self, known: Assignment | None) -> None:
         """Raise ConfigError for a version that is probably a mistake, and would block all later versions."""
-        current_version = known.version if known is not None else 0
-        most = MAX_VERSION - MAX_STEP if known is None else current_version + MAX_STEP
-        if self.version > most:
+        current = known.version if known is not None else 0
+        max_version = MAX_VERSION - MAX_STEP if known is None else current + MAX_STEP
+        if self.version > max_version:
             raise ConfigError(
-                f"assignment version {self.version} is too far ahead (current: {current_version or 'none'}; "
-                f"at most {most}): all lower ones would be refused from then on; correct it, or force it "
-                "(tuplewire assign --force)"
+                f"assignment version {self.version} is too far ahead (current: {current or 'none'}; "
+                f"at most {max_version}): all lower ones would be refused from then on; correct it, or force "
+                "it (tuplewire assign --force)"
             )
 
     @classmethod

@@ -103,8 +103,8 @@ class Connections:
             known = peer.worker_id in self._past_losses or len(self._past_losses) < _MAX_DEPARTED_PEERS
             self._past_losses[peer.worker_id if known else OTHER] += lost
         del self._closing[connection], self._numbers[connection]
-        where = {"worker": peer.worker_id, "address": peer.address}
-        logger.info("connection.closed", extra={**where, "returned_groups": len(unacked)})
+        fields = {"worker": peer.worker_id, "address": peer.address}
+        logger.info("connection.closed", extra={**fields, "returned_groups": len(unacked)})
         self._on_returned(connection, unacked)
 
     def get(self, peer: Peer) -> SendingEnd | None:
@@ -133,7 +133,7 @@ class Connections:
     @property
     def unretained_messages(self) -> int:
         """Messages that neither the receiver nor their sender is known to have."""
-        return sum(each.window.count_unretained() for each in (*self._connections.values(), *self._closing))
+        return sum(each.window.count_only_here() for each in (*self._connections.values(), *self._closing))
 
     @property
     def pending_messages(self) -> int:
@@ -187,11 +187,11 @@ class Connections:
         if self._close_tasks:
             await asyncio.gather(*self._close_tasks)
 
-    def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[TaskAndEntry, int]]]:
-        """Yield each worker, its incarnation, and SendWindow.last_unreleased() of its connection."""
+    def unreleased_by_peer(self) -> Iterator[tuple[Peer, int, Mapping[TaskAndEntry, int]]]:
+        """Yield each worker, its incarnation, and last_unreleased_sequences() of its connection."""
         for peer, connection in self._connections.items():
             window = connection.window
-            yield peer, window.worker_incarnation, window.last_unreleased()
+            yield peer, window.worker_incarnation, window.last_unreleased_sequences()
 
     def find_ended_peers(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
         """Return unreachable peers from which pending messages must be reclaimed, with the tasks of these.
@@ -203,7 +203,7 @@ class Connections:
         for peer, connection in self._connections.items():
             if not self.is_connected(peer):
                 window = connection.window
-                keys, drained = window.last_unreleased(), window.worker_incarnation in incarnations
+                keys, drained = window.last_unreleased_sequences(), window.worker_incarnation in incarnations
                 if keys and (drained or (peer in former and window.all_written_released)):
                     found[peer] = {task for task, _ in keys}
         return found
@@ -215,7 +215,7 @@ class Connections:
             if window.worker_incarnation in incarnations:
                 window.on_receiver_shutdown()
                 # The departed worker accounts for its messages, so they do not count as possibly lost.
-                window.receiver_shut_down = True
+                window.receiver_accounts = True
                 connection.buffer.run_callbacks()
 
     def abort(self) -> None:

@@ -40,9 +40,9 @@ class AckedGroup:
 _INBOUND, _MESSAGES = attrgetter("inbound"), attrgetter("messages")
 
 
-def release(task: int, done: Iterable[AckedGroup | SettledMessages]) -> None:
+def release(task: int, groups: Iterable[AckedGroup | SettledMessages]) -> None:
     """Release messages of a task to their senders: consecutive ones of one sender in one step."""
-    for inbound, some in groupby(done, _INBOUND):
+    for inbound, some in groupby(groups, _INBOUND):
         run = list(some)
         inbound.release(task, sum(map(_MESSAGES, run)), sum(map(SIZE_BYTES, run)))
 
@@ -124,18 +124,18 @@ class DeliveryLog:
         """
         deliveries: list[Delivery] = []
         free_bytes = credit_bytes - self._in_flight_bytes
-        frame_room = max_bytes
+        frame_space = max_bytes
         last = min(credit, self.tail)
-        while self.last_taken < last and free_bytes > 0 and frame_room > 0 and len(deliveries) < limit:
+        while self.last_taken < last and free_bytes > 0 and frame_space > 0 and len(deliveries) < limit:
             entry = self._waiting.popleft()
             group = entry.group
             wire_size = wire_bytes(group)
             # Deliver a part of a group rather than exceed the consumer's credit or the size of a frame.
-            if group.count > last - self.last_taken or wire_size > min(free_bytes, frame_room):
+            if group.count > last - self.last_taken or wire_size > min(free_bytes, frame_space):
                 count = min(
-                    count_within(group, min(free_bytes, frame_room)),
+                    count_within(group, min(free_bytes, frame_space)),
                     last - self.last_taken,
-                    max_piece_messages(group, frame_room),
+                    max_piece_messages(group, frame_space),
                 )
                 entry = _split_entry(self._waiting, entry, count)
                 wire_size = wire_bytes(entry.group)
@@ -145,7 +145,7 @@ class DeliveryLog:
             self.last_taken += entry.group.count
             size = entry.group.size_bytes
             free_bytes -= size
-            frame_room -= wire_size
+            frame_space -= wire_size
             self._in_flight_bytes += size
             self._unreported.append((self.last_taken, size))
             deliveries.append(Delivery(entry.first_sequence, entry.group))
@@ -183,15 +183,15 @@ class DeliveryLog:
         # A consumer cannot acknowledge messages that were not delivered to it.
         acknowledged = min(acknowledged, self.last_taken)
         done: list[AckedGroup] = []
-        settled = self.acknowledged  # the delivered entries start after this sequence
-        while settled < acknowledged:
+        settled_sequence = self.acknowledged  # the delivered entries start after this sequence
+        while settled_sequence < acknowledged:
             if len(done) >= limit:  # the next call continues here
-                acknowledged = settled
+                acknowledged = settled_sequence
                 break
             entry = self._delivered.popleft()
-            if settled + entry.group.count > acknowledged:
-                entry = _split_entry(self._delivered, entry, acknowledged - settled)
-            settled += entry.group.count
+            if settled_sequence + entry.group.count > acknowledged:
+                entry = _split_entry(self._delivered, entry, acknowledged - settled_sequence)
+            settled_sequence += entry.group.count
             size = entry.group.size_bytes
             done.append(AckedGroup(entry.inbound, entry.group.count, size, entry.group.accepted_micros))
             self.queued_bytes -= size

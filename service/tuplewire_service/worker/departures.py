@@ -28,13 +28,13 @@ class Successor(NamedTuple):
 
 def successors_to_wire(successors: Mapping[TaskAndEntry, Successor]) -> Iterable[pb.Successor]:
     """Return the successors for a Departure, each once, with all its tasks."""
-    found: dict[Successor, pb.Successor] = {}
+    wire_successors: dict[Successor, pb.Successor] = {}
     for (task, entry_worker), each in successors.items():
-        if each not in found:
-            found[each] = pb.Successor(**each._asdict())
-        found[each].tasks.append(task)
-        found[each].entry_workers.append(entry_worker)
-    return found.values()
+        if each not in wire_successors:
+            wire_successors[each] = pb.Successor(**each._asdict())
+        wire_successors[each].tasks.append(task)
+        wire_successors[each].entry_workers.append(entry_worker)
+    return wire_successors.values()
 
 
 def successors_of(departure: pb.Departure) -> dict[TaskAndEntry, Successor]:

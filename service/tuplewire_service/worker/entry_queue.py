@@ -20,7 +20,7 @@ from tuplewire.values.group import TaskGroup
 
 _GROUPS_PER_RUN = 64
 """The number of groups in a run. An end with twice as many moves one run to the middle."""
-_PACKED_BYTES = 64 * 1024
+_MAX_PACKED_BYTES = 64 * 1024
 """Runs above this size are not packed, because copying them costs more than it saves."""
 _ROW = Struct("<iQQQIB")
 """Source (-1: none), path, entry_sequence, accepted_micros, number of messages, and flags."""
@@ -139,10 +139,10 @@ class EntryQueue:
         With `redelivered`, mark the moved messages. Runs move without unpacking, fast even for long queues.
         """
         self._runs.extend(_drain_to_run(self._tail))
-        moved = bisect_right(self._runs, sequence, key=_first_of)
-        runs = map(_mark_run, self._runs[moved:]) if redelivered else self._runs[moved:]
+        first_moved = bisect_right(self._runs, sequence, key=_first_of)
+        runs = map(_mark_run, self._runs[first_moved:]) if redelivered else self._runs[first_moved:]
         target._runs[:0] = [*runs, *_drain_to_run(target._head)]
-        del self._runs[moved:]
+        del self._runs[first_moved:]
         # The last run may start at or before `sequence`: move its later entries individually.
         while self:
             entry = self._pop()
@@ -159,7 +159,7 @@ class EntryQueue:
 def _pack_run(entries: list[QueueEntry]) -> _Run:
     """Return entries as a run, packed if they are small."""
     groups = [entry.group for entry in entries]
-    if sum(group.size_bytes + len(group.lengths) for group in groups) > _PACKED_BYTES:
+    if sum(group.size_bytes + len(group.lengths) for group in groups) > _MAX_PACKED_BYTES:
         return entries
     return _PackedRun(
         entries[0].first_sequence,
@@ -218,8 +218,8 @@ def _unpack(run: _PackedRun) -> Iterator[QueueEntry]:
     rows = list(_ROW.iter_unpack(run.rows))
     ends = [*accumulate((row[4] for row in rows), initial=0)]
     columns = cut_column(run.lengths, run.data, ends)
-    with_headers = [*accumulate((row[4] if row[5] & _HEADERS else 0 for row in rows), initial=0)]
-    headers = cut_column(run.header_lengths, run.header_data, with_headers)
+    header_ends = [*accumulate((row[4] if row[5] & _HEADERS else 0 for row in rows), initial=0)]
+    headers = cut_column(run.header_lengths, run.header_data, header_ends)
     # Not strict: `ends` has one more element than the other columns.
     for row, start, column, header, inbound in zip(rows, ends, columns, headers, run.sessions, strict=False):
         source, path, entry_sequence, accepted_micros, _, flags = row

@@ -74,7 +74,7 @@ class Move:
     own_number: int
     started_at: float
     routes: list[_OldRoute] = field(default_factory=list)
-    held_by_worker: dict[int, list[HeldGroup]] = field(default_factory=dict)
+    held_by_entry_worker: dict[int, list[HeldGroup]] = field(default_factory=dict)
     original: SendingEnd | None = None
     histories: dict[int, RouteHistory] = field(default_factory=dict)
     """The known destinations of messages, by entry worker."""
@@ -85,7 +85,7 @@ class Move:
         """Return True if earlier messages of the same entry worker are still on an old route.
 
         1. An old route is lost: all messages wait until its messages are returned. 2. Messages from another
-        worker wait for no other route; they follow on it, see route_of_predecessors(). 3. Messages of this
+        worker wait for no other route; they follow on it, see connection_to_follow(). 3. Messages of this
         worker's programs wait until the receivers have released the earlier ones.
         """
         # 1. Returned messages are older and have not arrived yet.
@@ -99,12 +99,12 @@ class Move:
 
     def must_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if messages must wait, see is_behind_old_route(), or if earlier ones are waiting."""
-        waiting = self.held_by_worker.get(entry_worker_of(group, inbound, self.own_number))
+        waiting = self.held_by_entry_worker.get(entry_worker_of(group, inbound, self.own_number))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True
         return self.is_behind_old_route(group, inbound)
 
-    def route_of_predecessors(self, group: TaskGroup, inbound: InboundSession) -> SendingEnd | None:
+    def connection_to_follow(self, group: TaskGroup, inbound: InboundSession) -> SendingEnd | None:
         """Return the connection on which messages from another worker must follow earlier ones, or None.
 
         Messages from the same queue therefore stay together, and no message waits for another.
@@ -129,25 +129,25 @@ class Move:
         """Record the destination of messages; None is the local queue."""
         worker = entry_worker_of(group, inbound, self.own_number)
         history = self.histories.setdefault(worker, RouteHistory(self.original))
-        history.add(group.entry_sequence, group.next_sequence - 1, connection)
+        history.add(group.entry_sequence, group.next_entry_sequence - 1, connection)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Hold messages until take_ready() returns them."""
-        waiting = self.held_by_worker.setdefault(entry_worker_of(group, inbound, self.own_number), [])
+        waiting = self.held_by_entry_worker.setdefault(entry_worker_of(group, inbound, self.own_number), [])
         # Returned messages may be older than held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
     def take_ready(self) -> Iterator[HeldGroup]:
         """Remove and yield messages that no longer need to wait, in order for each entry worker."""
-        for worker, waiting in list(self.held_by_worker.items()):
-            free = 0
+        for worker, waiting in list(self.held_by_entry_worker.items()):
+            ready_count = 0
             # Stop at the first group that must wait, to keep the order of entry sequences.
-            while free < len(waiting) and not self.is_behind_old_route(*waiting[free]):
-                free += 1
-            yield from waiting[:free]
-            del waiting[:free]
+            while ready_count < len(waiting) and not self.is_behind_old_route(*waiting[ready_count]):
+                ready_count += 1
+            yield from waiting[:ready_count]
+            del waiting[:ready_count]
             if not waiting:
-                del self.held_by_worker[worker]
+                del self.held_by_entry_worker[worker]
 
 
 class Moves:
@@ -158,7 +158,7 @@ class Moves:
         own_number: int,
         incarnation: int = 0,
         get_connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
-        is_drained: Callable[[int], bool] = lambda _: True,
+        is_settled: Callable[[int], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without moves.
@@ -166,13 +166,13 @@ class Moves:
         Args:
             own_number: This worker's number as an entry worker.
             get_connection: Returns the connection to a worker.
-            is_drained: Returns False while a task leaves its local queue, or was opened early; new messages
+            is_settled: Returns False while a task leaves its local queue, or was opened early; new messages
                 follow through it without waiting.
             clock: Returns the time in seconds.
         """
         self._own_number = own_number
         self._get_connection = get_connection
-        self._is_drained = is_drained
+        self._is_drained = is_settled
         self._clock = clock
         self.successors = Successors(own_number, incarnation)
         self.by_task: dict[int, Move] = {}
@@ -213,7 +213,7 @@ class Moves:
 
         1. A departed worker had forwarded earlier messages: follow them to its successor, unless that is the
            owner, or earlier messages are in flight to the owner.
-        2. The task moves: follow the earlier messages, see Move.route_of_predecessors().
+        2. The task moves: follow the earlier messages, see Move.connection_to_follow().
         3. The task does not move: no order is required.
         """
         entered = entry_worker_of(group, inbound, self._own_number)
@@ -230,7 +230,7 @@ class Moves:
                 return self.by_task[group.task], target
         # 2. and 3. Without a move, all messages of the task take one route, in order.
         move = self.by_task.get(group.task)
-        return move, move.route_of_predecessors(group, inbound) if move is not None else None
+        return move, move.connection_to_follow(group, inbound) if move is not None else None
 
     def try_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
@@ -240,10 +240,10 @@ class Moves:
         move.hold(group, inbound)
         return True
 
-    def as_forwarded(self, groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
+    def as_dequeued(self, groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
         """Yield messages that leave local queues, with this worker as their entry worker if it is."""
         for group, inbound in groups:
-            yield group.on_dequeue(0 if inbound.worker_number else self._own_number), inbound
+            yield group.as_dequeued(0 if inbound.worker_number else self._own_number), inbound
 
     def mark_lost(self, peers: Container[Peer]) -> None:
         """Treat these workers' routes as occupied until remove_routes(): their messages will be returned."""
@@ -268,7 +268,7 @@ class Moves:
                 each for each in move.routes if each.lost or not each.connection.window.all_released(task)
             ]
             # Until the local queue is empty, later messages must still follow through it.
-            if not (move.routes or move.held_by_worker) and self._is_drained(task):
+            if not (move.routes or move.held_by_entry_worker) and self._is_drained(task):
                 del self.by_task[task]
         return held_groups
 
@@ -280,7 +280,7 @@ class Moves:
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the held messages."""
-        held = (groups for move in self.by_task.values() for groups in move.held_by_worker.values())
+        held = (groups for move in self.by_task.values() for groups in move.held_by_entry_worker.values())
         return (group for groups in held for group, _ in groups)
 
     def old_owners(self, min_age_seconds: float = 0.0) -> set[Peer]:

@@ -70,7 +70,7 @@ class Publications:
 
     sender_id = "sink"
     worker_number = 0
-    needs_release_acks = False
+    acks_releases = False
 
     def __init__(
         self,
@@ -129,16 +129,16 @@ class Publications:
     ) -> dict[int, TaskContent]:
         """Return tasks' staged content. Raises StaleEpochError if one has the epoch with other messages."""
         last = self._find_epoch(sink, epoch)
-        before = {**published, **(last.contents if last is not None else {})}
+        known_contents = {**published, **(last.contents if last is not None else {})}
         staged = _contents(stages)
-        for task, now in staged.items():
-            got = before.get(task, now)
+        for task, new in staged.items():
+            old = known_contents.get(task, new)
             # A content without messages is unknown; see TaskContent.
-            if got.messages and got != now:
+            if old.messages and old != new:
                 raise StaleEpochError(
                     f"sink {sink[1]!r}: task {task} has got epoch {epoch} already, with other messages: "
-                    f"{got.messages} of {got.size_bytes} bytes in all, and now there are {now.messages} of "
-                    f"{now.size_bytes}. Nothing was published. The query's checkpoint is older than what was "
+                    f"{old.messages} of {old.size_bytes} bytes in all, and now there are {new.messages} of "
+                    f"{new.size_bytes}. Nothing was published. The query's checkpoint is older than what was "
                     "published, or it computes other rows each time: continue from a newer checkpoint, or "
                     "choose another checkpointLocation"
                 )
@@ -174,16 +174,16 @@ class Publications:
         last.contents.update(published or {})
         self._remember(sink, last)
         last.attempts.update(attempts)
-        before = last.contents.copy()
+        earlier_contents = last.contents.copy()
         stages = list(stages)
         # A task that has the epoch gets none of these messages, so its content stays.
-        last.contents = _contents(stages) | before
+        last.contents = _contents(stages) | earlier_contents
         chosen = 0
         already_published: list[StagedGroup] = []
         for stage in stages:
             for staged in stage.groups:
                 # A task gets an epoch once, possibly from an earlier run.
-                if staged.task in before:
+                if staged.task in earlier_contents:
                     already_published.append(staged)
                     continue
                 self._backlogs.setdefault(staged.task, _Backlog()).waiting.append((staged, last))
@@ -200,28 +200,28 @@ class Publications:
         self._last_epochs[sink] = last
         sinks = {each: last for each, last in self._last_epochs.items() if each[0] == sink[0]}
         remembered = sum(1 + len(each.contents) + len(each.attempts) for each in sinks.values())
-        for each, gone in list(sinks.items())[:-1]:
+        for each, candidate in list(sinks.items())[:-1]:
             if remembered <= MAX_OWNER_ENTRIES:
                 break
             # An epoch with waiting messages is never forgotten: it still counts them.
-            if not gone.waiting_messages:
+            if not candidate.waiting_messages:
                 del self._last_epochs[each]
-                remembered -= 1 + len(gone.contents) + len(gone.attempts)
+                remembered -= 1 + len(candidate.contents) + len(candidate.attempts)
 
     def reportable_epochs(self) -> list[SinkEpoch]:
         """Return the epochs that another run may request; at the limit, the latest sinks."""
-        found: list[SinkEpoch] = []
-        room = MAX_OWNER_ENTRIES
+        epochs: list[SinkEpoch] = []
+        remaining_entries = MAX_OWNER_ENTRIES
         for (owner, name), last in reversed(self._last_epochs.items()):
             # Without a run, no other run ever publishes the epoch.
             if last.epoch < 0 or not (last.run or last.started_run):
                 continue
-            room -= len(last.contents)
-            if room >= 0:
-                found.append(SinkEpoch(identity=owner, sink=name, epoch=last.epoch, run=last.run))
-                found[-1].tasks.extend(last.contents)
-                found[-1].contents.extend(contents_to_wire(last.contents))
-        return found
+            remaining_entries -= len(last.contents)
+            if remaining_entries >= 0:
+                epochs.append(SinkEpoch(identity=owner, sink=name, epoch=last.epoch, run=last.run))
+                epochs[-1].tasks.extend(last.contents)
+                epochs[-1].contents.extend(contents_to_wire(last.contents))
+        return epochs
 
     def merge(self, sinks: Iterable[SinkEpoch]) -> None:
         """Adopt the epochs that a departed worker reported."""
@@ -229,13 +229,13 @@ class Publications:
             sink, tasks = (each.identity, each.sink), contents_from_wire(each.tasks, each.contents)
             last = self._last_epochs.get(sink)
             if last is None or last.epoch < each.epoch:
-                begun = "" if last is None else last.started_run
-                self._remember(sink, LastEpoch(each.epoch, each.run, begun, tasks))
+                started_run = "" if last is None else last.started_run
+                self._remember(sink, LastEpoch(each.epoch, each.run, started_run, tasks))
             elif last.epoch == each.epoch:
                 # The content that was published here has priority.
                 last.contents = {**tasks, **last.contents}
 
-    def unpublished(self) -> dict[int, int]:
+    def unpublished_by_task(self) -> dict[int, int]:
         """Return the number of chosen messages by task that are not in its queue."""
         waiting = {task: each.waiting for task, each in self._backlogs.items() if each.waiting}
         return {task: sum(staged.messages for staged, _ in groups) for task, groups in waiting.items()}
@@ -249,25 +249,25 @@ class Publications:
         tasks = [task for task, each in backlogs if any(chosen is last for _, chosen in each.waiting)]
         return last.waiting_messages, sorted(tasks)[:_MAX_REPORTED_TASKS]
 
-    def pop_ready(self, read_bytes: int) -> list[ChosenGroup]:
-        """Remove and return messages with space in their queue, in order; about `read_bytes` from files."""
-        taken: list[ChosenGroup] = []
+    def pop_ready(self, max_read_bytes: int) -> list[ChosenGroup]:
+        """Remove and return messages with space in their queue, about `max_read_bytes` of them from files."""
+        ready_groups: list[ChosenGroup] = []
         for task in list(self._ready_tasks):
             backlog = self._backlogs[task]
             while backlog.waiting and self._has_space(backlog) and self._can_route(task):
                 staged, last = chosen = backlog.waiting[0]
                 if staged.group is None:
                     # The task stays ready: the next call continues to read its files.
-                    if read_bytes <= 0:
+                    if max_read_bytes <= 0:
                         break
-                    read_bytes -= staged.length
+                    max_read_bytes -= staged.length
                 backlog.waiting.popleft()
                 self._account(backlog, last, staged, 1)
-                taken.append(chosen)
+                ready_groups.append(chosen)
             else:
-                # choose(), release() and retry_full_tasks() make the task ready again.
+                # choose(), release() and retry_waiting_tasks() make the task ready again.
                 del self._ready_tasks[task]
-        return taken
+        return ready_groups
 
     def _has_space(self, backlog: _Backlog) -> bool:
         return backlog.unreleased_messages < self._max_messages and backlog.unreleased_bytes < self._max_bytes
@@ -278,15 +278,15 @@ class Publications:
         last.waiting_messages -= sign * staged.messages
         self.waiting_messages -= sign * staged.messages
 
-    def put_back(self, refused: Sequence[ChosenGroup]) -> None:
+    def put_back(self, unroutable: Sequence[ChosenGroup]) -> None:
         """Make messages wait again, as the first of their tasks, because no worker owns the tasks."""
         # In reverse, which restores the order.
-        for staged, last in reversed(refused):
+        for staged, last in reversed(unroutable):
             backlog = self._backlogs[staged.task]
             backlog.waiting.appendleft((staged, last))
             self._account(backlog, last, staged, -1)
 
-    def retry_full_tasks(self) -> bool:
+    def retry_waiting_tasks(self) -> bool:
         """Check every task again, because its owner may have changed. Return True if messages wait."""
         self._ready_tasks = {task: None for task, backlog in self._backlogs.items() if backlog.waiting}
         return bool(self._ready_tasks)

@@ -96,10 +96,10 @@ class QueueSubscription(ISubscription):
         3. Messages remain after a delivery: the other tasks are served first.
         """
         deliveries: list[Delivery] = []
-        self.nearly_full = False
-        lost = self._consumers.lost_workers
+        self.acks_urgent = False
+        lost_workers = self._consumers.lost_workers
         # A resent copy of a lost worker's message may have arrived earlier.
-        may_repeat = lost.accepted if lost.numbers else None
+        may_repeat = lost_workers.accepted if lost_workers.numbers else None
         while self.ready_tasks and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
             task = next(iter(self.ready_tasks))
             del self.ready_tasks[task]
@@ -114,7 +114,7 @@ class QueueSubscription(ISubscription):
                 continue
             self._queues.record_delivery(queue, taken)
             deliveries += taken
-            self.nearly_full |= self._queues.load(task) >= _ACK_REQUEST_LOAD
+            self.acks_urgent |= self._queues.load(task) >= _ACK_REQUEST_LOAD
             # 3. One task must not fill all frames.
             if queue.log.last_taken < queue.log.tail:
                 self.ready_tasks[task] = None
@@ -123,8 +123,8 @@ class QueueSubscription(ISubscription):
         return deliveries
 
     def apply_progress(self, cursors: Sequence[TaskCursor]) -> bool:
-        unsettled, self._deferred_reports = self._deferred_reports, []
-        for cursor in (*unsettled, *cursors):
+        deferred_reports, self._deferred_reports = self._deferred_reports, []
+        for cursor in (*deferred_reports, *cursors):
             queue = self._queues_by_task.get(cursor.task)
             if queue is not None:
                 if self._consumers.apply_progress(queue, cursor):
@@ -185,17 +185,18 @@ class QueueConsumers:
         4. Otherwise it takes over all tasks, also from other consumers.
         """
         key = access.owner, request.consumer_id
-        wanted = []
+        requested_queues = []
         for cursor in request.tasks:
             # 1. A task that moves accepts no consumer here, so its queue can be forwarded.
             queue = self.queues.get(cursor.task)
             if queue is None:
                 raise self.queues.not_local_error(cursor.task)
-            wanted.append((queue, cursor))
+            requested_queues.append((queue, cursor))
             # 2. An old process of the consumer may still try to reconnect.
-            if queue.consumer_key == key and queue.incarnation > request.incarnation:
+            if queue.consumer_key == key and queue.consumer_incarnation > request.incarnation:
                 raise StaleIncarnationError(
-                    f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
+                    f"consumer {request.consumer_id!r}: "
+                    f"incarnation {queue.consumer_incarnation} has taken over"
                 )
             # 3. Such a consumer may not know yet that another one has taken over.
             is_reconnect = request.follows_tasks or request.worker_incarnation == self.incarnation
@@ -204,7 +205,7 @@ class QueueConsumers:
                 raise _superseded_error(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake, key, address)
         # 4. Only after all checks: a refused request must not end another subscription.
-        for queue, cursor in wanted:
+        for queue, cursor in requested_queues:
             self._attach_queue(queue, subscription, cursor, request)
         return subscription
 
@@ -217,7 +218,7 @@ class QueueConsumers:
         2. Otherwise delivered and unacknowledged messages are delivered again, marked redelivered.
         """
         wanted = subscription.consumer_key, request.incarnation, request.subscription_id
-        same = (queue.consumer_key, queue.incarnation, queue.subscription_id) == wanted
+        same = (queue.consumer_key, queue.consumer_incarnation, queue.subscription_id) == wanted
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
             # Two streams of one consumer may arrive in either order; the refused one is retried.
@@ -226,15 +227,15 @@ class QueueConsumers:
                 if same
                 else _superseded_error(request.consumer_id, queue.task)
             )
-        unsettled: TaskCursor | None = None
+        deferred_report: TaskCursor | None = None
         queue.consumer = subscription
-        queue.consumer_key, queue.incarnation, queue.subscription_id = wanted
+        queue.consumer_key, queue.consumer_incarnation, queue.subscription_id = wanted
         # 1. The report in the request counts first: it may acknowledge or reject messages.
         if resumes:
             self.queues.on_acknowledged(queue.task, self._settle(queue, cursor))
-            unsettled = cursor if _is_unfinished(queue, cursor) else None
+            deferred_report = cursor if _is_unfinished(queue, cursor) else None
             # A message must stay delivered until its rejection is settled.
-            rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
+            rejected = cursor.rejections[-1].sequence if deferred_report and cursor.rejections else 0
             queue.log.rewind(max(cursor.received_sequence, rejected))
             queue.credit = cursor.credit_sequence
         else:
@@ -243,7 +244,7 @@ class QueueConsumers:
             # 2. A new consumer's cursor starts at 0; the queue continues after its last acknowledged message.
             queue.credit = queue.log.acknowledged + cursor.credit_sequence - cursor.acknowledged_sequence
         queue.credit_bytes = cursor.credit_bytes
-        subscription.add(queue, unsettled)
+        subscription.add(queue, deferred_report)
 
     def apply_progress(self, queue: TaskQueue, cursor: TaskCursor) -> bool:
         """Apply the progress that a consumer reports; return True if a part of it remains."""

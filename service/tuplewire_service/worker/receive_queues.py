@@ -30,7 +30,7 @@ _RANKED_PER_TURN = 1000
 """Tasks to rank in one turn of the loop: a fraction of a millisecond."""
 TURN_GROUPS = 100
 """Groups to acknowledge or reject in one turn of the loop, at most: other sessions are not delayed."""
-_MAX_WATCHED = 100_000
+_MAX_WATCHED_TASKS = 100_000
 """Maximum number of tasks that all readers together may wait for."""
 _MAX_LAST_SEQUENCES = 10_000
 """Maximum number of removed tasks with a stored last sequence. Others start after the highest evicted one."""
@@ -136,7 +136,7 @@ class ReceiveQueues:
                     self._start = max(self._start, self._last_sequences.pop(next(iter(self._last_sequences))))
         return groups
 
-    def is_drained(self, task: int) -> bool:
+    def is_settled(self, task: int) -> bool:
         """Return True unless a removed task still has its queue, or a task was opened early."""
         return task not in self._early_tasks and task not in self._leaving
 
@@ -186,7 +186,7 @@ class ReceiveQueues:
             self.observer.on_queued(group, queue.log)
         self._active_tasks.add(group.task)
         queue.times.record_arrival(queue.log.tail, time.monotonic())
-        if queue.readers:
+        if queue.reader_events:
             queue.wake_readers()
         if queue.consumer is not None:
             queue.consumer.mark_ready(queue)
@@ -265,8 +265,8 @@ class ReceiveQueues:
     def consumer_statuses(self) -> list[pb.ConsumerStatus]:
         """Return every consumer that holds a task, by descending number of unacknowledged messages."""
         now = time.monotonic()
-        held = {id(queue.consumer): queue.consumer for queue in self._queues.values()}
-        found = [each.status(now) for each in held.values() if each is not None]
+        consumers = {id(queue.consumer): queue.consumer for queue in self._queues.values()}
+        found = [each.status(now) for each in consumers.values() if each is not None]
         return sorted(found, key=attrgetter("outstanding_messages"), reverse=True)
 
     def end_consumers(self, error: RefusedError) -> None:
@@ -308,21 +308,21 @@ class ReceiveQueues:
         if len(queues) < len(last_read) or any(queue.log.tail > last for queue, last in queues):
             return
         # 2. A reader that polls again uses no memory in between.
-        if self._watched_count + len(queues) > _MAX_WATCHED:
+        if self._watched_count + len(queues) > _MAX_WATCHED_TASKS:
             return
         # 3. A cancelled call must leave no event in a queue.
         self._watched_count += len(queues)
         for queue, _ in queues:
-            queue.readers.add(change)
+            queue.reader_events.add(change)
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(change.wait(), seconds)
         finally:
             self._watched_count -= len(queues)
             for queue, _ in queues:
-                queue.readers.discard(change)
+                queue.reader_events.discard(change)
 
-    def _get_unconsumed(self, task: int) -> TaskQueue:
+    def _get_without_consumer(self, task: int) -> TaskQueue:
         queue = self._queues.get(task)
         if queue is None:
             raise self.not_local_error(task)
@@ -332,7 +332,7 @@ class ReceiveQueues:
 
     def read(self, task: int, after: int, last: int, max_bytes: int) -> list[Delivery]:
         """Return messages after a sequence, up to `last`. Raises SupersededError if there is a consumer."""
-        queue = self._get_unconsumed(task)
+        queue = self._get_without_consumer(task)
         found = queue.log.read(after, last, max_bytes)
         if found:
             self.record_first_delivery(queue, found[-1].last_sequence)
@@ -343,7 +343,7 @@ class ReceiveQueues:
         # The messages of a task that moves are forwarded, so there is nothing to release here.
         if task not in self._queues:
             return False
-        queue = self._get_unconsumed(task)
+        queue = self._get_without_consumer(task)
         # Delivered first, because only delivered messages can be acknowledged.
         self.record_delivery(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, limit=TURN_GROUPS))
         done = queue.log.apply_progress(sequence, sequence, TURN_GROUPS)

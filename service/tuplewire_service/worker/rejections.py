@@ -40,12 +40,12 @@ _COPY_OVERHEAD_BYTES = 512
 class GrownMessageSession:
     """The inbound session of a message that grew here. Releases to its sender use the original size."""
 
-    __slots__ = ("_grown_bytes", "_inbound", "needs_release_acks", "origin", "sender_id", "worker_number")
+    __slots__ = ("_grown_bytes", "_inbound", "acks_releases", "origin", "sender_id", "worker_number")
 
     def __init__(self, inbound: InboundSession, grown_bytes: int) -> None:
         self.sender_id = inbound.sender_id
         self.worker_number = inbound.worker_number
-        self.needs_release_acks = inbound.needs_release_acks
+        self.acks_releases = inbound.acks_releases
         self._inbound = inbound
         self._grown_bytes = grown_bytes
         # A message may grow with each rejection.
@@ -58,7 +58,7 @@ class GrownMessageSession:
 
 
 @dataclass(slots=True, eq=False)
-class CopySpace:
+class CopyUsage:
     """The usage of a task's copies: waiting copies, and sent copies that are not released.
 
     It replaces the inbound session of a message whose copy exceeded the limit. `deferred_releases` holds
@@ -76,8 +76,8 @@ class CopySpace:
 
     def release_originals(self, task: int | None = None) -> None:
         """Release the waiting originals to their senders; with `task`, only messages to this task."""
-        kept, self.deferred_releases = self.deferred_releases, []
-        for each in kept:
+        deferred, self.deferred_releases = self.deferred_releases, []
+        for each in deferred:
             if task is None or each[1] == task:
                 each[0].release(*each[1:])
             else:
@@ -86,9 +86,9 @@ class CopySpace:
 
 @dataclass(order=True, slots=True)
 class RejectedCopy:
-    """A copy of a rejected message, to send when `due`. `drop_reason` is that of the original, if any."""
+    """A copy of a rejected message, to send at `due_at`. `drop_reason` is that of the original, if any."""
 
-    due: float
+    due_at: float
     number: int
     group: TaskGroup = field(compare=False)
     drop_reason: DropReason | None = field(compare=False)
@@ -104,7 +104,7 @@ class Rejections:
 
     sender_id = "rejected"
     worker_number = 0
-    needs_release_acks = False
+    acks_releases = False
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Rejections:
         self._waiting: list[RejectedCopy] = []
         self._blocked_queues: dict[int, TaskQueue] = {}
         self._numbers = count()
-        self._space_by_task: dict[int, CopySpace] = {}
+        self._space_by_task: dict[int, CopyUsage] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._log_rate = LogRateLimiter()
 
@@ -151,7 +151,7 @@ class Rejections:
         self.rejection_count += 1
         copy, drop_reason = self._copy_of(group, rejection)
         event = "message.rejected" if drop_reason is None else "message.reject_limit_reached"
-        if messages := self._log_rate.due((event, task)):
+        if messages := self._log_rate.count_event((event, task)):
             extra = {"task": task, "messages": messages, "reason": rejection.reason or "none was given"}
             logger.warning(event, extra=extra)
         # 2. Counted here, because no copy is sent that would count it later.
@@ -163,16 +163,16 @@ class Rejections:
         self.schedule(due)
         # 3. Later messages follow it, so the consumer receives its messages in order.
         if rejection.wait and drop_reason is None:
-            grown = copy.size_bytes - group.size_bytes
-            log.replace_oldest(copy, GrownMessageSession(inbound, grown) if grown else inbound)
+            grown_bytes = copy.size_bytes - group.size_bytes
+            log.replace_oldest(copy, GrownMessageSession(inbound, grown_bytes) if grown_bytes else inbound)
             log.rewind(log.acknowledged)
             queue.blocked_until = max(queue.blocked_until, due)
             return None
         # 4. Later messages are delivered in the meantime.
         space = self._store_copy(copy, drop_reason, due)
         done = _settle(log, rejection)
-        own = done.inbound is self or getattr(done.inbound, "origin", None) is self
-        already_counted = own and copy.task == group.task  # it already occupies space
+        is_own_copy = done.inbound is self or getattr(done.inbound, "origin", None) is self
+        already_counted = is_own_copy and copy.task == group.task  # it already occupies space
         # 5. Not during a move: it waits until all of the task's messages are released.
         if space.is_full and not (already_counted or queue.is_leaving or self.ignore_delays):
             space.deferred_releases.append((done.inbound, task, done.messages, done.size_bytes))
@@ -213,17 +213,17 @@ class Rejections:
             self._store_copy(letter, DropReason.DEAD_LETTERED, now)
             self.schedule(now)
 
-    def _store_copy(self, copy: TaskGroup, drop_reason: DropReason | None, due: float) -> CopySpace:
+    def _store_copy(self, copy: TaskGroup, drop_reason: DropReason | None, due: float) -> CopyUsage:
         """Store a copy as this worker's own message; return the space accounting of its task."""
-        own = copy.without_routing()
-        heapq.heappush(self._waiting, RejectedCopy(due, next(self._numbers), own, drop_reason))
-        space = self._space_by_task.setdefault(own.task, CopySpace())
+        local_copy = copy.without_routing()
+        heapq.heappush(self._waiting, RejectedCopy(due, next(self._numbers), local_copy, drop_reason))
+        space = self._space_by_task.setdefault(local_copy.task, CopyUsage())
         space.messages += 1
-        space.size_bytes += own.size_bytes
+        space.size_bytes += local_copy.size_bytes
         space.is_full |= self._usage_ratio(space) >= 1
         return space
 
-    def _usage_ratio(self, space: CopySpace) -> float:
+    def _usage_ratio(self, space: CopyUsage) -> float:
         """Return the used share of the space for the copies of a task; 1 or more is full."""
         limits, size_bytes = self._settings, space.size_bytes + _COPY_OVERHEAD_BYTES * space.messages
         return max(space.messages / limits.receive_queue_messages, size_bytes / limits.receive_queue_bytes)
@@ -254,7 +254,7 @@ class Rejections:
         """Stop waiting for delays and space, because the worker drains."""
         self.ignore_delays = True
         for copy in self._waiting:
-            copy.due = -math.inf
+            copy.due_at = -math.inf
         # With equal times, copies are sent in the order of their numbers.
         heapq.heapify(self._waiting)
         self.release_originals()
@@ -262,21 +262,21 @@ class Rejections:
 
     def take_due(self, now: float, limit: int) -> list[RejectedCopy]:
         """Remove and return the copies that are due, at most `limit`, in order."""
-        due: list[RejectedCopy] = []
-        while self._waiting and self._waiting[0].due <= now and len(due) < limit:
-            due.append(heapq.heappop(self._waiting))
-        return due
+        due_copies: list[RejectedCopy] = []
+        while self._waiting and self._waiting[0].due_at <= now and len(due_copies) < limit:
+            due_copies.append(heapq.heappop(self._waiting))
+        return due_copies
 
-    def schedule(self, at: float) -> None:
+    def schedule(self, send_at: float) -> None:
         """Send due copies at this time, or at an earlier time that is already scheduled."""
         loop = asyncio.get_running_loop()
         # Never immediately: the caller still has to settle the originals.
-        at = max(at, loop.time())
+        send_at = max(send_at, loop.time())
         if self._timer is not None:
-            if self._timer.when() <= at:  # also if it is overdue: repeated rejections would postpone it
+            if self._timer.when() <= send_at:  # also if it is overdue: repeated rejections would postpone it
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(at, self._send_due)
+        self._timer = loop.call_at(send_at, self._send_due)
 
     def _send_due(self) -> None:
         self._timer = None
@@ -285,7 +285,7 @@ class Rejections:
             self._send(list(run), drop_reason, now)
         self.retry_blocked()
         if self._waiting:
-            self.schedule(self._waiting[0].due)
+            self.schedule(self._waiting[0].due_at)
 
     def check_blocked(self, queue: TaskQueue) -> bool:
         """Return True if a rejected message blocks the queue until its delay has passed."""
@@ -312,7 +312,7 @@ class Rejections:
             if self._can_route(copy.group.task):
                 routable.append(copy.group)
             else:
-                copy.due = now + _RECHECK_SECONDS
+                copy.due_at = now + _RECHECK_SECONDS
                 heapq.heappush(self._waiting, copy)
         # The original is settled before its copy is accepted, so the ledger counts both.
         if drop_reason is None:

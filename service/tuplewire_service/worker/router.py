@@ -91,7 +91,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             pressure=self.pressure,
         )
         self.connections = Connections(context, settings.topology, events, self._on_returned)
-        self._moves = Moves(self.own_number, incarnation, self.connections.get, self.queues.is_drained, clock)
+        self._moves = Moves(self.own_number, incarnation, self.connections.get, self.queues.is_settled, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
@@ -112,10 +112,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if not assignment.replaces(self.table.assignment, self._settings.topology, force=force):
             return False
         self._transfer.send_all()  # send by the old routes
-        before = self.table.other_owners
+        previous_owners = self.table.other_owners
         self.table.replace(assignment)
         self._dead.difference_update(worker.peer for worker in assignment.workers)
-        self._begin_moves(before, self.queues.set_local_tasks(self.table.local_tasks))
+        self._begin_moves(previous_owners, self.queues.set_local_tasks(self.table.local_tasks))
         self.refresh()
         self._advance_moves()
         self.changed.set()
@@ -134,9 +134,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
             if tasks == worker.tasks:
                 continue
             # 2. A worker that restarts at another address is another peer: the old one loses all tasks.
-            lost = sorted(set(worker.tasks).difference(tasks))
-            self._hold_behind_old_route(worker.peer, lost)
-            self._forget_sequences(lost)
+            lost_tasks = sorted(set(worker.tasks).difference(tasks))
+            self._hold_behind_old_route(worker.peer, lost_tasks)
+            self._forget_sequences(lost_tasks)
 
     def refresh(self) -> None:
         """Connect to the owners of outbound tasks, and to previous owners until their tasks have moved.
@@ -146,7 +146,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if self._closing:
             return
         # Departures come first: afterwards, the messages of a departed worker count as released.
-        self._moves.successors.refresh(self.departures, self.connections.unreleased())
+        self._moves.successors.refresh(self.departures, self.connections.unreleased_by_peer())
         assigned = {worker.peer for worker in self.table.workers}
         successors = self._moves.successors.peers
         needed = self.table.required_peers(successors, include_all=self._is_draining() and self.must_announce)
@@ -178,7 +178,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             return
         moving = self._moves.filter_moving(tasks)
         # Queues are emptied first: their messages are older than the held ones.
-        self._reroute(self._moves.as_forwarded(self.queues.take_leaving(moving)))
+        self._reroute(self._moves.as_dequeued(self.queues.take_leaving(moving)))
         self._moves.forget_routes_to_owners(moving, self.table.owner_by_task)
         self._reroute(self._moves.take_ready(moving))
         self._forget_sequences(moving)
@@ -230,7 +230,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         stale = 0 < version < self.table.version and not inbound.worker_number
         for group in batch.groups:
             task = group.task
-            if stale and self.location_of(task) != LOCAL:
+            if stale and self.place_of(task) != LOCAL:
                 batch.refuse(group, self.table.stale_error(task, version))
                 continue
             # 2. Contradictory assignments could forward a message in a cycle.
@@ -241,7 +241,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not (task in self.table.owner_by_task or task in moving or self.can_route(task)):  # 3.
                     batch.refuse(group, self.table.not_local_error(task))
                     continue
-                retained = inbound.needs_release_acks
+                retained = inbound.acks_releases
                 group = assign(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
             if sender_is_ahead:  # 4. By this newer assignment, the task belongs here.
                 self._accept_early(task)
@@ -255,7 +255,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._ledger.accepted += group.count
         self._transfer.send_all()
         if self.taps.open_taps:
-            self.taps.offer(batch, self.location_of)
+            self.taps.offer(batch, self.place_of)
 
     def _accept_early(self, task: int) -> None:
         """Accept a task of this worker before the assignment that names it arrives."""
@@ -277,7 +277,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Queue messages locally or for transfer; return False if no worker owns their task."""
         if self.observer is not None:
-            inbound = self.observer.wrap_forwarded(group, inbound, self.location_of)
+            inbound = self.observer.wrap_forwarded(group, inbound, self.place_of)
         owner, moves, move, connection = self.table.owner_by_task.get(group.task), self._moves, None, None
         if moves.by_task or moves.successors.by_task:  # otherwise all messages of a task take one route
             move, connection = moves.destination_of(group, inbound, None if owner is None else owner.peer)
@@ -292,7 +292,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             move.record_route(group, inbound, connection)
         return True
 
-    def location_of(self, task: int) -> str:
+    def place_of(self, task: int) -> str:
         """Return a task's location in the current assignment: a worker id; LOCAL if here or unowned."""
         owner = None if task in self.queues else self.table.owner_by_task.get(task)
         return LOCAL if owner is None else owner.worker_id
@@ -351,16 +351,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def on_workers_departed(self, departures: Sequence[Departure]) -> None:
         new = self.departures.merge(departures)
         self._on_departures(departures, new)
-        self._moves.successors.add_departures(new, self.connections.unreleased())
+        self._moves.successors.add_departures(new, self.connections.unreleased_by_peer())
         self.refresh()
         self._advance_moves()
 
     def ledger(self) -> LedgerSnapshot:
         """Return the ledger of the whole worker."""
-        return self._ledger.snapshot(self.held_messages)
+        return self._ledger.snapshot(self.pending_messages)
 
     @property
-    def held_messages(self) -> int:
+    def pending_messages(self) -> int:
         """Number of accepted messages that are not settled."""
         waiting = sum(map(len, self._waiting_groups())) + self.connections.pending_messages
         return self.queues.pending_messages + waiting
@@ -380,7 +380,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return len(self._moves)
 
     def _successors(self) -> Mapping[TaskAndEntry, Successor]:
-        return self._moves.successors.snapshot_at_shutdown(self.connections.unreleased())
+        return self._moves.successors.snapshot_at_shutdown(self.connections.unreleased_by_peer())
 
     @property
     def must_announce(self) -> bool:

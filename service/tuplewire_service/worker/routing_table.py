@@ -158,10 +158,10 @@ def find_id_mismatch(assignment: Assignment, worker_id: str, endpoints: Sequence
         return f"{problem}: start with --worker-id {other}, or correct the assignment"
     if worker_id in ids:
         return ""
-    shown = ", ".join(ids[:_MAX_LISTED]) + (", ..." if len(ids) > _MAX_LISTED else "")
-    here = ", ".join(join_host_port(*each) for each in endpoints)
+    listed = ", ".join(ids[:_MAX_LISTED]) + (", ..." if len(ids) > _MAX_LISTED else "")
+    own = ", ".join(join_host_port(*each) for each in endpoints)
     return (
-        f"the assignment has no worker {worker_id} (here, at {here}), only {shown or 'none'}: start with "
+        f"the assignment has no worker {worker_id} (here, at {own}), only {listed or 'none'}: start with "
         "the --worker-id that it has for this worker, or add this one to it"
     )
 

@@ -36,14 +36,14 @@ class Servers:
 
     def __init__(
         self,
-        programs: StreamedContext,
-        peers: StreamedContext | None,
-        own_program: StreamedContext | None,
+        program_context: StreamedContext,
+        peer_context: StreamedContext | None,
+        own_program_context: StreamedContext | None,
         topology: str,
     ) -> None:
-        self._programs = programs
-        self._peers = peers
-        self._own_program = own_program
+        self._programs = program_context
+        self._peers = peer_context
+        self._own_program = own_program_context
         self._topology = topology
         self.all_servers: list[StreamedServer[Any]] = []
         """All servers."""
@@ -70,10 +70,10 @@ class Servers:
         self.exhausted_by_server.append(server.send_service.tasks_without_credit)
         return list(server.addresses)
 
-    async def restrict_intake(self, intake: AcceptedPeers) -> None:
+    async def set_accepted_peers(self, intake: AcceptedPeers) -> None:
         """See IServerConnection, for all servers."""
         for server in self.all_servers:
-            await server.send_service.restrict_intake(intake)
+            await server.send_service.set_accepted_peers(intake)
 
     def announce_departures(self, departures: Sequence[Departure]) -> None:
         """Notify all connected workers about workers that shut down cleanly, before the next release."""
@@ -84,7 +84,7 @@ class Servers:
         """Return the tasks for which a sender has used up its window."""
         return set().union(*self.exhausted_by_server)
 
-    def longest_exhausted(self) -> list[int]:
+    def longest_without_credit(self) -> list[int]:
         """Return, for each server, the task for which a sender has lacked credit longest."""
         return [next(iter(each)) for each in self.exhausted_by_server if each]
 
@@ -95,10 +95,10 @@ class Servers:
         for server in self.all_servers:
             server.add_to(status)
 
-    def sessions(self) -> list[pb.SessionStatus]:
+    def session_statuses(self) -> list[pb.SessionStatus]:
         """Return the sessions of all servers, by descending number of outstanding messages."""
         services = [each.send_service for each in self.all_servers]
-        found = [session for each in services for session in each.sender_sessions.sessions()]
+        found = [session for each in services for session in each.sender_sessions.session_statuses()]
         return sorted(found, key=attrgetter("outstanding_messages", "sent_messages"), reverse=True)
 
     async def close(self) -> None:

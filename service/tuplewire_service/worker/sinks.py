@@ -78,11 +78,11 @@ class Sinks:
                 raise self._router.table.not_local_error(group.task)
         placement, stage = self.staging.reserve(sink, epoch, name, piece, groups, time.monotonic())
         if placement is Placement.NO_SPACE:
-            held = f"{self.staging.memory_bytes} bytes in memory and {self.staging.disk_bytes} in files"
-            if self._log_rate.due(sink):
-                extra = {"sink": sink[1], "epoch": epoch, "partition": name.partition, "staged": held}
+            usage = f"{self.staging.memory_bytes} bytes in memory and {self.staging.disk_bytes} in files"
+            if self._log_rate.count_event(sink):
+                extra = {"sink": sink[1], "epoch": epoch, "partition": name.partition, "staged": usage}
                 logger.warning("staging.full", extra=extra)
-            return f"space for staged messages: {held} are used"
+            return f"space for staged messages: {usage} are used"
         if placement is Placement.DISK:
             # A cancelled request must not leave the write unaccounted for.
             write = asyncio.create_task(self._write(sink, stage, groups))
@@ -96,7 +96,7 @@ class Sinks:
             places = await asyncio.to_thread(stage.file.write, groups)
         except ResourceLimitError as error:
             self.staging.on_write_failed(sink, stage)
-            if self._log_rate.due("file"):
+            if self._log_rate.count_event("file"):
                 logger.error("staging.write_failed", extra={"reason": str(error)})  # noqa: TRY400 - it says all
             raise
         entries = [StagedGroup.of(stage, group, place) for group, place in zip(groups, places, strict=True)]
@@ -116,7 +116,7 @@ class Sinks:
     def _unpublished(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
         """Return the attempts that were not chosen before. Raises StaleEpochError; see Publications."""
         self.publications.check_epoch(sink, epoch)
-        return [each for each in names if not self.publications.has_chosen(sink, epoch, each.attempt)]
+        return [each for each in names if not self.publications.has_chosen(sink, epoch, each.attempt_id)]
 
     def begin_run(
         self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
@@ -126,7 +126,7 @@ class Sinks:
         Returns the content of tasks that have the epoch, and workers that have recently left.
         """
         self.check(sink, epoch, names, {})
-        self.staging.keep_only(sink, epoch, {each.attempt for each in names})
+        self.staging.keep_only(sink, epoch, {each.attempt_id for each in names})
         lately = time.monotonic() - _PREVIOUS_OWNER_SECONDS
         self._previous_owners = {peer: old for peer, old in self._previous_owners.items() if old[1] > lately}
         workers = [worker for worker, _ in self._previous_owners.values()]
@@ -165,7 +165,7 @@ class Sinks:
                 )
             self.check(sink, epoch, new, published or {})
             stages = self.staging.choose(sink, epoch, new)
-            attempts = [each.attempt for each in new]
+            attempts = [each.attempt_id for each in new]
             chosen, omitted = self.publications.choose(sink, epoch, attempts, stages, run, published)
             for staged in omitted:
                 self.staging.free_group(staged)
@@ -189,9 +189,9 @@ class Sinks:
         """Return the waiting messages for a caller that repeats its request while there are any."""
         self._requested_at[sink, epoch] = time.monotonic()
         deadline = asyncio.get_running_loop().time() + seconds
-        waiting = self.publications.progress_of
-        await self._router.changed.wait_until(lambda: not (waiting(sink, epoch) or (0,))[0], deadline)
-        progress = waiting(sink, epoch) or (0, [])
+        progress_of = self.publications.progress_of
+        await self._router.changed.wait_until(lambda: not (progress_of(sink, epoch) or (0,))[0], deadline)
+        progress = progress_of(sink, epoch) or (0, [])
         if not progress[0]:
             self._requested_at.pop((sink, epoch), None)
         return progress
@@ -202,7 +202,7 @@ class Sinks:
         self._requested_at = {key: at for key, at in self._requested_at.items() if at > now - _REPEAT_SECONDS}
         for (_, name), epoch in self.staging.expire(now):
             logger.warning("staging.expired", extra={"sink": name, "epoch": epoch})
-        if self.publications.retry_full_tasks():
+        if self.publications.retry_waiting_tasks():
             self._start_task()
 
     def status(self) -> pb.SinkStatus:
@@ -246,6 +246,6 @@ def _read(taken: Sequence[ChosenGroup]) -> list[TaskGroup]:
     for staged, _ in taken:
         if staged.group is not None:
             groups.append(staged.group)
-        elif staged.stage.file is not None:
-            groups += staged.stage.file.read(staged.offset, staged.length)
+        elif staged.attempt.file is not None:
+            groups += staged.attempt.file.read(staged.offset, staged.length)
     return groups

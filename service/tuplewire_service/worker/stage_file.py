@@ -68,25 +68,25 @@ class AttemptPart:
     def write(self, groups: Iterable[TaskGroup]) -> list[tuple[int, int]]:
         """Write groups; return the offset and the length of each. Raises ResourceLimitError."""
         frames = [plain_frame([group]) for group in groups]
-        rest = memoryview(b"".join(frames))
+        unwritten = memoryview(b"".join(frames))
         with self._lock:
             # Reserve the range under the lock; the write itself needs no lock.
             start = self._shared.size
-            reserved = -(-len(rest) // _BLOCK_BYTES) * _BLOCK_BYTES
+            reserved = -(-len(unwritten) // _BLOCK_BYTES) * _BLOCK_BYTES
             self._shared.size += reserved
         self._ranges.append((start, reserved))
-        written = []
+        places = []
         offset = start
         for frame in frames:
-            written.append((offset, len(frame)))
+            places.append((offset, len(frame)))
             offset += len(frame)
         try:
-            while rest:
-                count = os.pwrite(self._shared.file.fileno(), rest, start)
-                rest, start = rest[count:], start + count
+            while unwritten:
+                count = os.pwrite(self._shared.file.fileno(), unwritten, start)
+                unwritten, start = unwritten[count:], start + count
         except OSError as error:
             raise _staging_error(self._shared.directory, error) from error
-        return written
+        return places
 
     def read(self, offset: int, length: int) -> list[TaskGroup]:
         """Return the groups of `length` bytes at an offset."""

@@ -42,7 +42,7 @@ class AttemptName(NamedTuple):
     """An attempt, with the amount that it reports to have staged here."""
 
     partition: int
-    attempt: str
+    attempt_id: str
     messages: int
     pieces: int
 
@@ -62,7 +62,7 @@ class Placement(enum.Enum):
 class StagedGroup:
     """A group of an attempt: in memory, or at a place in its file."""
 
-    stage: Attempt
+    attempt: Attempt
     task: int
     messages: int
     group_bytes: int
@@ -105,28 +105,28 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class _OpenEpoch:
-    number: int
+    epoch: int
     opened: float
-    last_used: float
-    stages: dict[str, Attempt] = field(default_factory=dict)
+    last_used_at: float
+    attempts: dict[str, Attempt] = field(default_factory=dict)
     waits_since: float | None = None
 
 
 class Staging:
     """The open epochs of all sinks. Call only from the event loop; the caller writes the files.
 
-    `memory_bytes` and `disk_bytes` are the limits. An epoch expires `expiry_seconds` after its last use.
+    An epoch expires `expiry_seconds` after its last use.
     """
 
-    def __init__(self, memory_bytes: int, disk_bytes: int, expiry_seconds: float) -> None:
+    def __init__(self, max_memory_bytes: int, max_disk_bytes: int, expiry_seconds: float) -> None:
         self.memory_bytes = 0
         """Bytes in memory, including published groups that wait for space."""
         self.disk_bytes = 0
         """The same in files."""
         self.no_space_count = 0
         """Number of times that a piece found no space."""
-        self._max_memory = memory_bytes
-        self._max_disk = disk_bytes
+        self._max_memory = max_memory_bytes
+        self._max_disk = max_disk_bytes
         self._expiry_seconds = expiry_seconds
         self._epochs: dict[Sink, _OpenEpoch] = {}
 
@@ -136,7 +136,7 @@ class Staging:
     def is_open(self, sink: Sink, epoch: int) -> bool:
         """Return True if unchosen messages of an epoch are staged here."""
         found = self._epochs.get(sink)
-        return found is not None and found.number == epoch
+        return found is not None and found.epoch == epoch
 
     def reserve(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup], now: float
@@ -150,9 +150,9 @@ class Staging:
         try:
             return self._place(sink, state, name, piece, groups, now)
         except TuplewireError:
-            stage = state.stages.get(name.attempt)
+            stage = state.attempts.get(name.attempt_id)
             # An epoch without attempts would count as open until it expires.
-            self._forget(sink, state, [name.attempt] if stage is not None and not stage.pieces else [])
+            self._forget(sink, state, [name.attempt_id] if stage is not None and not stage.pieces else [])
             raise
 
     def _place(
@@ -173,13 +173,13 @@ class Staging:
         5. There is no space, also without idle attempts: wait, unless waiting cannot help.
         6. There is space in the file or in memory.
         """
-        stage = state.stages.get(name.attempt)
+        stage = state.attempts.get(name.attempt_id)
         # 1. Piece 0 restarts an attempt.
         if stage is None or (not piece and not stage.is_writing):
             if stage is not None:
-                self._drop(state.stages.pop(name.attempt))
-            stage = state.stages[name.attempt] = Attempt(name.partition, now)
-        state.last_used = stage.last_used = now
+                self._drop(state.attempts.pop(name.attempt_id))
+            stage = state.attempts[name.attempt_id] = Attempt(name.partition, now)
+        state.last_used_at = stage.last_used = now
         # 2. The caller retries, so the pieces of an attempt stay in order.
         if stage.is_writing:
             return Placement.NO_SPACE, stage
@@ -189,8 +189,8 @@ class Staging:
         # 4. A restarted worker has lost its staged messages.
         if piece != stage.pieces:
             raise SequenceGapError(
-                f"sink {sink[1]!r}: piece {piece} of attempt {name.attempt} in epoch {state.number} does not "
-                "follow the last one that is here: this worker has started since, or has dropped the "
+                f"sink {sink[1]!r}: piece {piece} of attempt {name.attempt_id} in epoch {state.epoch} does "
+                "not follow the last one that is here: this worker has started since, or has dropped the "
                 "attempt; run the Spark task again"
             )
         size = sum(map(wire_bytes, groups))
@@ -228,7 +228,7 @@ class Staging:
         """Drop a stage after a failed write."""
         stage.is_writing = False
         if (state := self._epochs.get(sink)) is not None:
-            self._forget(sink, state, [name for name, each in state.stages.items() if each is stage])
+            self._forget(sink, state, [name for name, each in state.attempts.items() if each is stage])
         stage.close()
 
     def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Attempt]:
@@ -236,7 +236,7 @@ class Staging:
         state = self._epochs.get(sink)
         found: list[Attempt] = []
         for name in sorted(names):
-            stage = None if state is None or state.number != epoch else state.stages.get(name.attempt)
+            stage = None if state is None or state.epoch != epoch else state.attempts.get(name.attempt_id)
             if stage is None or (stage.messages, stage.pieces) != (name.messages, name.pieces):
                 raise StagedDataLostError(
                     f"sink {sink[1]!r}: {name.messages} messages of partition {name.partition} in epoch "
@@ -252,14 +252,14 @@ class Staging:
         chosen = self.find(sink, epoch, names)
         if chosen:
             kept = set(map(id, chosen))
-            for stage in self._epochs.pop(sink).stages.values():
+            for stage in self._epochs.pop(sink).attempts.values():
                 if id(stage) not in kept:
                     self._drop(stage)
         return chosen
 
     def free_group(self, staged: StagedGroup) -> None:
         """Free the space of a group that is no longer needed."""
-        stage = staged.stage
+        stage = staged.attempt
         stage.remaining_groups -= 1
         self.memory_bytes -= _ENTRY_BYTES if staged.group is None else wire_bytes(staged.group)
         # The space of a file is freed with the last group of the attempt.
@@ -270,30 +270,30 @@ class Staging:
     def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
         """Drop the staged messages of an attempt; without an attempt, of the whole epoch."""
         state = self._epochs.get(sink)
-        if state is not None and state.number == epoch:
-            self._forget(sink, state, [name for name in state.stages if attempt in {"", name}])
+        if state is not None and state.epoch == epoch:
+            self._forget(sink, state, [name for name in state.attempts if attempt in {"", name}])
 
     def keep_only(self, sink: Sink, epoch: int, attempts: Container[str]) -> None:
         """Drop a sink's messages of this and earlier epochs, except for these attempts."""
         state = self._epochs.get(sink)
-        if state is not None and state.number <= epoch:
-            kept = attempts if state.number == epoch else ()
-            self._forget(sink, state, [name for name in state.stages if name not in kept])
+        if state is not None and state.epoch <= epoch:
+            kept = attempts if state.epoch == epoch else ()
+            self._forget(sink, state, [name for name in state.attempts if name not in kept])
 
     def expire(self, now: float) -> list[tuple[Sink, int]]:
         """Drop and return the epochs that were unused for too long."""
-        old = [sink for sink, each in self._epochs.items() if each.last_used < now - self._expiry_seconds]
+        old = [sink for sink, each in self._epochs.items() if each.last_used_at < now - self._expiry_seconds]
         return [(sink, self._close(sink)) for sink in old]
 
     def _open(self, sink: Sink, epoch: int, now: float) -> _OpenEpoch:
         state = self._epochs.get(sink)
-        if state is not None and epoch < state.number:
+        if state is not None and epoch < state.epoch:
             raise StaleEpochError(
-                f"sink {sink[1]!r} has begun epoch {state.number}, which is after epoch {epoch}: another "
+                f"sink {sink[1]!r} has begun epoch {state.epoch}, which is after epoch {epoch}: another "
                 "program writes under its name, or this attempt belongs to an earlier one"
             )
         # Epochs of a sink only grow, so no attempt of the earlier one is chosen after this.
-        if state is not None and epoch > state.number:
+        if state is not None and epoch > state.epoch:
             self._close(sink)
             state = None
         if state is None:
@@ -302,13 +302,13 @@ class Staging:
 
     def _close(self, sink: Sink) -> int:
         state = self._epochs[sink]
-        self._forget(sink, state, list(state.stages))
-        return state.number
+        self._forget(sink, state, list(state.attempts))
+        return state.epoch
 
     def _forget(self, sink: Sink, state: _OpenEpoch, attempts: Iterable[str]) -> None:
         for attempt in attempts:
-            self._drop(state.stages.pop(attempt))
-        if not state.stages:
+            self._drop(state.attempts.pop(attempt))
+        if not state.attempts:
             del self._epochs[sink]
 
     def _add_usage(self, stage: Attempt, memory: int, disk: int) -> None:
@@ -342,23 +342,23 @@ class Staging:
         """Drop idle attempts of partitions that have a newer attempt."""
         for state in self._epochs.values():
             # Retried Spark tasks leave several attempts of a partition.
-            in_order = sorted(state.stages.values(), key=attrgetter("last_used"))
+            in_order = sorted(state.attempts.values(), key=attrgetter("last_used_at"))
             latest = {stage.partition: stage for stage in in_order}
-            for attempt, stage in list(state.stages.items()):
+            for attempt, stage in list(state.attempts.items()):
                 if stage is not latest[stage.partition] and stage.last_used < now - IDLE_SECONDS:
-                    self._drop(state.stages.pop(attempt))
+                    self._drop(state.attempts.pop(attempt))
 
-    def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Attempt, piece: tuple[int, int]) -> None:
+    def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Attempt, size: tuple[int, int]) -> None:
         """Raise an error if no action of others can make space for a piece (size and groups)."""
         # Assume that only one attempt for each partition remains.
-        own = {each.partition: each for each in state.stages.values()}
-        own[stage.partition] = stage
-        memory = sum(each.memory_bytes for each in own.values())
-        disk = sum(each.disk_bytes for each in own.values())
+        attempts = {each.partition: each for each in state.attempts.values()}
+        attempts[stage.partition] = stage
+        memory = sum(each.memory_bytes for each in attempts.values())
+        disk = sum(each.disk_bytes for each in attempts.values())
         error: type[TuplewireError] = EpochTooLargeError
         problem = f"an epoch of more than {memory + disk} bytes does not fit"
         # It fits alone, so waiting helps, unless epochs that also wait hold all space.
-        if self._placement(*piece, memory, disk) is not Placement.NO_SPACE:
+        if self._placement(*size, memory, disk) is not Placement.NO_SPACE:
             if not self._is_deadlocked(state):
                 return
             # The others can continue without this attempt.
@@ -372,12 +372,12 @@ class Staging:
 
     def _is_deadlocked(self, state: _OpenEpoch) -> bool:
         """Return True if epochs that have long waited for space hold all of it, and this is the youngest."""
-        stages = [(each, stage) for each in self._epochs.values() for stage in each.stages.values()]
-        held = sum(stage.memory_bytes + stage.disk_bytes for _, stage in stages)
-        if held < self.memory_bytes + self.disk_bytes:
+        stages = [(each, stage) for each in self._epochs.values() for stage in each.attempts.values()]
+        staged_bytes = sum(stage.memory_bytes + stage.disk_bytes for _, stage in stages)
+        if staged_bytes < self.memory_bytes + self.disk_bytes:
             return False  # the rest is being published
         holders = [each for each, stage in stages if stage.groups]
-        oldest_news = state.last_used - IDLE_SECONDS
+        oldest_news = state.last_used_at - IDLE_SECONDS
         return all(
             each.waits_since is not None and each.waits_since <= oldest_news and each.opened <= state.opened
             for each in (*holders, state)

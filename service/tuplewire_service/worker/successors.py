@@ -73,12 +73,12 @@ class Successors:
     ) -> dict[TaskAndEntry, Successor]:
         """Return the workers that hold unreleased messages of this worker, for its departure notice."""
         last: dict[TaskAndEntry, int] = {}
-        found = dict(self.by_task)
+        successors = dict(self.by_task)
         for peer, incarnation, keys in unreleased:
             for (task, entry_worker), entry_sequence in keys.items():
                 key = task, entry_worker or self._own_number
                 # Later messages must follow the last ones, which are at this worker.
                 if entry_sequence >= last.get(key, 0):
                     last[key] = entry_sequence
-                    found[key] = Successor(*peer, incarnation)
-        return found
+                    successors[key] = Successor(*peer, incarnation)
+        return successors

@@ -22,9 +22,9 @@ logger = event_logger(__name__)
 
 MAX_TAPS = 8
 """Maximum number of taps at a worker: each costs the time for its copies."""
-MAX_PER_SECOND = 1000
+MAX_MESSAGES_PER_SECOND = 1000
 MAX_COPY_BYTES = 1 << 16
-_MAX_WAITING = 1000
+_MAX_WAITING_MESSAGES = 1000
 _MAX_WAITING_BYTES = 4 << 20
 _MAX_RESPONSE_BYTES = 1 << 20
 """Limit of one response: gRPC accepts responses of 4 MiB."""
@@ -57,16 +57,16 @@ class Tap:
         self.passed_messages += count
         # Carries the fraction over, so small groups are sampled correctly.
         self._sample_carry += count * self._request.sample
-        chosen = min(count, int(self._sample_carry))
-        self._sample_carry -= chosen
-        if not chosen:
+        uncopied = min(count, int(self._sample_carry))
+        self._sample_carry -= uncopied
+        if not uncopied:
             return
         now = time.monotonic()
         # After a pause, the messages of at most one second are copied together.
         per_second = self._request.max_per_second
         self._tokens = min(float(per_second), self._tokens + (now - self._refilled_at) * per_second)
         self._refilled_at = now
-        taken = min(chosen, int(self._tokens), _MAX_WAITING - len(self._waiting))
+        taken = min(uncopied, int(self._tokens), _MAX_WAITING_MESSAGES - len(self._waiting))
         self._tokens -= taken
         if taken > 0:
             indexes = range(count) if taken == count else sorted(self._random.sample(range(count), taken))
@@ -76,8 +76,8 @@ class Tap:
                 self._waiting.append(message)
                 self._waiting_bytes += message.ByteSize()
                 self.shown_messages += 1
-                chosen -= 1
-        self.omitted_messages += chosen
+                uncopied -= 1
+        self.omitted_messages += uncopied
         self.wake()
 
     def take(self) -> pb.TapResponse:

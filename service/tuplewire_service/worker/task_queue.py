@@ -60,15 +60,15 @@ class QueueTimes:
 
     def record_removal(self, last: int, now: float, histogram: Durations) -> None:
         """Record that the messages up to the number `last` have left. Each message counts once."""
-        came = self._arrivals
-        while self._last_removed < last and came:
-            until, since = came[0]
-            if until <= last:
-                came.popleft()
+        arrivals = self._arrivals
+        while self._last_removed < last and arrivals:
+            last_number, since = arrivals[0]
+            if last_number <= last:
+                arrivals.popleft()
             else:  # a part of the messages with this time has left
-                until = last
-            histogram.add(now - since, until - self._last_removed)
-            self._last_removed = until
+                last_number = last
+            histogram.add(now - since, last_number - self._last_removed)
+            self._last_removed = last_number
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class TaskQueue:
     is_leaving: bool = False
     consumer: Consumer | None = None
     consumer_key: tuple[str, str] = ("", "")
-    incarnation: int = 0
+    consumer_incarnation: int = 0
     subscription_id: int = 0
     """The consumer's `Subscribe.subscription_id`, which differs between subscriptions of one consumer."""
     credit: int = 0
@@ -91,12 +91,12 @@ class TaskQueue:
     """The number of its consumer's last rejection."""
     blocked_until: float = 0.0
     """Monotonic time before which nothing is delivered; 0 if no rejected message blocks the queue."""
-    readers: set[asyncio.Event] = field(default_factory=set)
+    reader_events: set[asyncio.Event] = field(default_factory=set)
     """Events that are set when a waiting reader should check the queue; see ReceiveQueues."""
 
     def wake_readers(self) -> None:
         """Notify waiting readers that messages were added, or that the task moves."""
-        for each in self.readers:
+        for each in self.reader_events:
             each.set()
 
 
@@ -104,7 +104,7 @@ class TaskSnapshot(NamedTuple):
     """The state of a task for readers, and its unacknowledged messages."""
 
     state: pb.HeldTask
-    messages: Iterable[QueueEntry]
+    queue_entries: Iterable[QueueEntry]
 
     def entries(self, last: int, own_number: int) -> pb.TaskEntries:
         """Return the entry sequences of the messages up to `last`; 0: of all messages.
@@ -112,11 +112,11 @@ class TaskSnapshot(NamedTuple):
         The sequences stay with a message when its task moves. `own_number` is the number of this worker as an
         entry worker. A million groups take about half a second.
         """
-        messages: list[int] = []
+        run_lengths: list[int] = []
         workers: list[int] = []
         sequences: list[int] = []
         worker = next_sequence = 0
-        for each in self.messages:
+        for each in self.queue_entries:
             sequence, group = each.first_sequence, each.group
             count = group.count
             # Only a part of a group may be up to `last`.
@@ -127,16 +127,16 @@ class TaskSnapshot(NamedTuple):
             entered = entry_worker_of(group, each.inbound, own_number)
             # Consecutive groups of an entry worker share a run: a queue may have a million groups.
             if entered == worker and group.entry_sequence == next_sequence:
-                messages[-1] += count
+                run_lengths[-1] += count
             else:
-                messages.append(count)
+                run_lengths.append(count)
                 workers.append(entered)
                 sequences.append(group.entry_sequence)
                 worker = entered
             next_sequence = group.entry_sequence + count
         return pb.TaskEntries(
             first_sequence=self.state.acknowledged_sequence + 1,
-            run_lengths=messages,
+            run_lengths=run_lengths,
             entry_workers=workers,
             entry_sequences=sequences,
         )

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from tuplewire.session.durations import BOUNDS, Durations
-from tuplewire.session.pressure import BLOCKED_SECONDS
+from tuplewire.session.pressure import BLOCKED_AFTER_SECONDS
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.worker.assignment import Assignment
@@ -23,7 +23,7 @@ from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.servers import Servers
 
-INTERVAL_SECONDS = 0.25
+_SAMPLE_SECONDS = 0.25
 _MAX_PROBES = 1000
 _SPAN_SECONDS = 5.0
 _Key = TypeVar("_Key")
@@ -75,17 +75,17 @@ class StateSeconds:
             waited[TimeState.BACKPRESSURED_QUEUE] += end - start
             return
         state = TimeState.BACKPRESSURED_CREDIT if remote_full else TimeState.IDLE
-        # A connection counts as blocked only after BLOCKED_SECONDS.
-        until = end if blocked_since is None else min(end, max(start, blocked_since + BLOCKED_SECONDS))
+        # A connection counts as blocked only after BLOCKED_AFTER_SECONDS.
+        until = end if blocked_since is None else min(end, max(start, blocked_since + BLOCKED_AFTER_SECONDS))
         waited[state] += until - start
         waited[TimeState.BACKPRESSURED_SOCKET] += end - until
 
     def seconds(self, now: float) -> dict[str, float]:
         """Return the seconds in each state since the start; their sum is the elapsed time."""
-        shares = {state.value: waited for state, waited in self._wait_seconds.items()}
-        shares[TimeState.IDLE] += self.idle_seconds
-        shares[TimeState.BUSY] = now - self._started_at - sum(shares.values())
-        return shares
+        state_seconds = {state.value: waited for state, waited in self._wait_seconds.items()}
+        state_seconds[TimeState.IDLE] += self.idle_seconds
+        state_seconds[TimeState.BUSY] = now - self._started_at - sum(state_seconds.values())
+        return state_seconds
 
 
 class BlockingTimes:
@@ -103,11 +103,11 @@ class BlockingTimes:
     def add(self, blocking: Iterable[tuple[int, str]], elapsed: float) -> None:
         """Add the seconds since the last sample to each task and place that blocks now."""
         seconds = self._seconds
-        for task, where in blocking:
+        for task, place in blocking:
             # No later call would forget a removed task or place.
-            if self._is_removed(task, where):
+            if self._is_removed(task, place):
                 continue
-            pair = (str(task), where)
+            pair = (str(task), place)
             if pair not in seconds and len(seconds) >= self._limit:
                 pair = (OTHER, OTHER)
             seconds[pair] = seconds.get(pair, 0.0) + elapsed
@@ -164,16 +164,16 @@ class LoopLag:
 
     def __init__(self, now: float) -> None:
         self.delays = Durations()
-        self._next_probe = now + INTERVAL_SECONDS
+        self._next_probe = now + _SAMPLE_SECONDS
 
     def probe(self, now: float) -> float:
         """Record that the loop runs the probe now; return the seconds until the next one."""
-        late = now - self._next_probe
-        probes = int(max(0.0, late) / INTERVAL_SECONDS) + 1
+        delay = now - self._next_probe
+        probes = int(max(0.0, delay) / _SAMPLE_SECONDS) + 1
         # One probe runs for all overdue ones, but each counts.
         for missed in range(min(probes, _MAX_PROBES)):
-            self.delays.add(late - missed * INTERVAL_SECONDS)
-        self._next_probe += probes * INTERVAL_SECONDS
+            self.delays.add(delay - missed * _SAMPLE_SECONDS)
+        self._next_probe += probes * _SAMPLE_SECONDS
         return self._next_probe - now
 
 
@@ -199,10 +199,10 @@ class Timekeeper:
         if not blocked:  # nearly always
             self._states.idle_seconds += end - start
             return
-        here = {self._router.location_of(task) == LOCAL for task in servers.longest_exhausted()}
+        here = {self._router.place_of(task) == LOCAL for task in servers.longest_without_credit()}
         # Programs also send messages for tasks of other workers through this one.
         there = False in here or pressure.waiting_flows > 0
-        then = pressure.blocked_since
+        then = pressure.paused_since
         self._states.record_wait(start, end, local_full=True in here, remote_full=there, blocked_since=then)
 
     def on_assignment(self, assignment: Assignment) -> None:
@@ -210,12 +210,12 @@ class Timekeeper:
         places = {LOCAL, *(each.worker_id for each in assignment.workers)}
         self._blocking.retain_only(assignment.owner_by_task, places)
 
-    async def sample(self) -> None:
+    async def sample_periodically(self) -> None:
         """Sample the delay of the loop and the blocking tasks four times a second until cancelled."""
         while True:
             now = self._clock()
             tasks = self._servers.tasks_without_credit()
-            blocked = {(task, self._router.location_of(task)) for task in tasks}
+            blocked = {(task, self._router.place_of(task)) for task in tasks}
             blocked.update(self._router.connections.blocked_tasks())
             self._blocking.add(blocked, now - self._sampled_at)
             self._sampled_at = now

@@ -37,7 +37,7 @@ class Drops:
 
     def drop(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, detail: str) -> None:
         """Count messages as dropped, log it at a limited rate, and release them to their sender."""
-        if messages := self._log_rate.due(reason, group.count):
+        if messages := self._log_rate.count_event(reason, group.count):
             extra = {"task": group.task, "messages": messages, "reason": reason.value, "detail": detail}
             logger.warning("messages.dropped", extra=extra)
         self._ledger.dropped[reason] += group.count
@@ -107,7 +107,7 @@ class TransferQueue:
         """Send messages of another worker immediately, behind earlier ones on the same connection."""
         self.send_all()
         # The earlier messages are not in a cycle, so the hop count restarts.
-        self._send(connection, inbound, [group.on_dequeue(0)])
+        self._send(connection, inbound, [group.as_dequeued(0)])
 
     def _send(self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
         # A program may have resent these messages already, so those of a lost worker are marked.
@@ -127,13 +127,13 @@ class TransferQueue:
             return groups
         try:
             # The receiver may otherwise delay a release that the sender waits for.
-            if inbound.needs_release_acks:
+            if inbound.acks_releases:
                 connection.ack_handler.watch_releases([group.task for group in groups])
-            for kept, run in groupby(groups, attrgetter("retained_upstream")):
-                some = list(run)
-                if not connection.buffer.offer(some, inbound, retain=kept):
+            for retain, run in groupby(groups, attrgetter("retained_upstream")):
+                run_groups = list(run)
+                if not connection.buffer.offer(run_groups, inbound, retain=retain):
                     return groups
-                groups = groups[len(some) :]
+                groups = groups[len(run_groups) :]
         except ClosedError:
             return groups
         except MessageTooLargeError as error:

@@ -91,7 +91,7 @@ class Worker:
         incarnation: int | None = None,
         peers: IContext | None = None,
         advertise: str = "",
-        own_transport: StreamedContext | None = None,
+        own_program_context: StreamedContext | None = None,
     ) -> None:
         """Create a worker.
 
@@ -101,7 +101,7 @@ class Worker:
             incarnation: The start of the process, in nanoseconds since 1970; None: now.
             peers: The transport between workers; None: the same.
             advertise: The address that other processes use, with or without a port; empty: the bound address.
-            own_transport: The transport for a program in this process; None: there is none.
+            own_program_context: The transport for a program in this process; None: there is none.
 
         Raises:
             ConfigError: A transport is not a StreamedContext.
@@ -122,7 +122,7 @@ class Worker:
         """Called when the state changes."""
         self._clock = asyncio.get_running_loop().time
         self._membership_deadline = 0.0  # the time until which a membership moves tasks of this worker
-        self.servers = Servers(programs, peers, own_transport, settings.topology)
+        self.servers = Servers(programs, peers, own_program_context, settings.topology)
         self.program: AttachedProgram | None = None
         """The program in this process: readiness includes it, and a drain waits for its work."""
         self.program_loads: Mapping[int, float] = {}
@@ -151,7 +151,7 @@ class Worker:
         self._check_worker_id()
         self._periodic_tasks = [
             report_errors(asyncio.create_task(self._tick(), name="tick")),
-            report_errors(asyncio.create_task(self.timekeeper.sample(), name="sample times")),
+            report_errors(asyncio.create_task(self.timekeeper.sample_periodically(), name="sample times")),
         ]
 
     async def _tick(self) -> None:
@@ -189,7 +189,7 @@ class Worker:
             intake = AcceptedPeers.WORKERS if self.router.table.id_mismatch else AcceptedPeers.ALL
             if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
                 self._intake = intake
-                await self.servers.restrict_intake(intake)
+                await self.servers.set_accepted_peers(intake)
 
     def _on_departures(self, departures: Sequence[Departure], new: Sequence[Departure]) -> None:
         for each in departures:
@@ -246,27 +246,27 @@ class Worker:
         def must_repeat() -> bool:
             return has_in_flight() and self._clock() < moves_deadline
 
-        def finished() -> bool:
+        def may_continue() -> bool:
             busy = self.program is not None and self.program.is_busy
-            held = router.held_messages or self.sinks.is_publishing
+            held = router.pending_messages or self.sinks.is_publishing
             return must_repeat() or not (router.move_count or held or busy)
 
         while True:
             self.drain_wait = "programs to end their streams"
             # 1. Held messages may depend on messages that other workers still have to forward.
             async with self._intake_lock:
-                await self.servers.restrict_intake(AcceptedPeers.WORKERS)
+                await self.servers.set_accepted_peers(AcceptedPeers.WORKERS)
             self.drain_wait = "messages in flight to other workers"
             await router.changed.wait_until(lambda: not has_in_flight(), moves_deadline)
             # 2. The messages of another draining worker would be lost with it.
             self.drain_wait = "messages that are held, and other workers to end their streams"
-            await self.servers.restrict_intake(AcceptedPeers.DRAINING_WORKERS)
-            await router.changed.wait_until(finished, deadline)
+            await self.servers.set_accepted_peers(AcceptedPeers.DRAINING_WORKERS)
+            await router.changed.wait_until(may_continue, deadline)
             if not must_repeat():
                 # 3. Messages that arrive after the last wait would be acknowledged, then dropped.
-                await self.servers.restrict_intake(AcceptedPeers.OWN_PROGRAM)
+                await self.servers.set_accepted_peers(AcceptedPeers.OWN_PROGRAM)
                 # Wait for messages that were received before the intake stopped.
-                await router.changed.wait_until(finished, deadline)
+                await router.changed.wait_until(may_continue, deadline)
             # 4. A restarted worker does not know the move, so it must end here.
             if not must_repeat():
                 break
@@ -285,7 +285,7 @@ class Worker:
         self.drain_wait = "connections to other workers to close"
         publications = self.sinks.publications
         timeout = max(0.1, deadline - self._clock())
-        await router.close(timeout, publications.reportable_epochs(), publications.unpublished())
+        await router.close(timeout, publications.reportable_epochs(), publications.unpublished_by_task())
         self.delivery_finished.set()
         self.drain_wait = "servers to close"
         await self.servers.close()
@@ -371,7 +371,7 @@ class Worker:
 
     def status(self, tasks: Iterable[int] | None = None) -> pb.GetStatusResponse:
         """Return a consistent status of these tasks, without sessions and consumers; None: of all tasks."""
-        router, rejected = self.router, self.router.rejections
+        router, rejections = self.router, self.router.rejections
         status = pb.GetStatusResponse(
             worker_id=self.settings.worker_id,
             incarnation=self.incarnation,
@@ -384,8 +384,8 @@ class Worker:
             predecessor_possibly_lost_messages=self.predecessor_possibly_lost,
             sinks=self.sinks.status(),
             taps=router.taps.status(),
-            rejections=rejected.rejection_count,
-            rejected_waiting_messages=rejected.waiting_copies,
+            rejections=rejections.rejection_count,
+            rejected_waiting_messages=rejections.waiting_copies,
             dead_letter_task=self.settings.dead_letter_task,
             redelivered_messages=router.queues.redelivered_messages,
             local_task_count=len(router.queues),

@@ -47,7 +47,7 @@ class _TracedSession:
     def __init__(self, inbound: InboundSession, group: TaskGroup, to: str, contexts: _Contexts) -> None:
         self.sender_id = inbound.sender_id
         self.worker_number = inbound.worker_number
-        self.needs_release_acks = inbound.needs_release_acks
+        self.acks_releases = inbound.acks_releases
         self.release = inbound.release
         self.destination = to
         self.contexts = contexts
@@ -129,15 +129,15 @@ class WorkerObserver:
         self, operation: str, task: int, contexts: _Contexts, began_ns: int, attributes: Attributes
     ) -> TraceParent | None:
         """Record a span for each context, from `began_ns` until now; return the context of the last span."""
-        own = None
+        last_span = None
         for context, messages in contexts.items():
-            about: Attributes = {
+            span_attributes: Attributes = {
                 "tuplewire.worker": self._worker_id,
                 "messaging.batch.message_count": messages,
                 **attributes,
             }
-            own = self._tracing.record(operation, task, context, began_ns, about) or own
-        return own
+            last_span = self._tracing.record(operation, task, context, began_ns, span_attributes) or last_span
+        return last_span
 
 
 def _pop_through(by_task: dict[int, deque[_QueuedGroup]], task: int, last: int) -> Iterator[_QueuedGroup]:

@@ -203,7 +203,7 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
             "End to end, 99 %",
             "In a queue, 99 %",
             "Pending",
-            "Held up",
+            "Blocked",
             "Dropped",
         ]
         ledger = "/^Accepted [0-9,]+ = acknowledged 0 [+] dropped 0 [+] pending/"

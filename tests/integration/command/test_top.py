@@ -111,8 +111,11 @@ def test_dead_and_hung_workers_are_reported_within_a_poll() -> None:
                 assert time.monotonic() - began < 2
             finally:
                 os.kill(hung.process_id, signal.SIGCONT)
-            assert [(each.state, each.tasks) for each in rows.workers[1:]] == [(NO_ANSWER, 2), (NO_ANSWER, 1)]
-            for worker, sentence in zip((killed, hung), rows.blocking, strict=True):
+            assert [(each.state, each.task_count) for each in rows.workers[1:]] == [
+                (NO_ANSWER, 2),
+                (NO_ANSWER, 1),
+            ]
+            for worker, sentence in zip((killed, hung), rows.problems, strict=True):
                 assert re.match(
                     rf"{worker.worker_id} has not answered for \d s: .*{worker.address}", sentence
                 )

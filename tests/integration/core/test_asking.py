@@ -18,7 +18,7 @@ from helpers.traffic import client_of, deliver
 
 from tuplewire import Client, TaskMessage, request_reply
 from tuplewire.connection.grpc_channel import WorkerConnections
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.task_states import TaskStates
 from tuplewire.errors import (
     AnswerError,
@@ -163,7 +163,7 @@ def test_a_late_answer(ends: Ends) -> None:
     with in_thread(twice):
         assert ends.asker.ask(ends.task, b"x").payload == b"first"
     deliver(ends.answerer, ends.reply_to, b"not an answer")
-    deliver(ends.answerer, [TaskMessage.received(ends.reply_to, b"malformed headers", b"\xff")])
+    deliver(ends.answerer, [TaskMessage.from_checked(ends.reply_to, b"malformed headers", b"\xff")])
     eventually(lambda: ends.asker.dropped_messages == 4, _SECONDS)
 
 
@@ -262,7 +262,7 @@ def test_polls_of_a_worker_share_a_channel(pair: Pair) -> None:
             await workers.poll(address, "another", [1])
         assert workers._poll_channels == {}
 
-    messaging_loop().run(poll_twice())
+    messaging_thread().run(poll_twice())
 
 
 def test_an_unreachable_worker_hides_no_other_state(pair: Pair) -> None:
@@ -273,7 +273,7 @@ def test_an_unreachable_worker_hides_no_other_state(pair: Pair) -> None:
         connections=WorkerConnections(SessionSettings(), None), workers_of=AsyncMock(return_value=places)
     )
     states = TaskStates()
-    messaging_loop().run(states.poll(receiver, [known, unknown, nobody]))
+    messaging_thread().run(states.poll(receiver, [known, unknown, nobody]))
     assert str(states[known]) == "no consumer for 0 s, 0 unread at b"
     assert (states[unknown].worker_id, states[unknown].queued_messages) == ("gone", None)
     assert "no connection" in str(states[unknown])

@@ -40,7 +40,7 @@ def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path, transport:
         sender.flush(10)
         with Feeder(sender, 0) as local:
             assign(a, 2, {a: [0]})
-            eventually(lambda: proxy.connections == 0, 10, "connection closed")
+            eventually(lambda: proxy.connection_count == 0, 10, "connection closed")
             assert list(status(a).peers) == []
             local.goes_on()
         reader.has(feeder.sent)

@@ -125,7 +125,7 @@ def test_passes_bytes_and_ends_on(ends: Ends) -> None:
     assert take(near, len(data)) == data
     assert near.recv(1) == b""
     near.close()
-    eventually(lambda: proxy.connections == 0)
+    eventually(lambda: proxy.connection_count == 0)
 
 
 def test_black_hole_holds_bytes_and_ends_back(ends: Ends) -> None:
@@ -216,7 +216,7 @@ def test_faults_add_up(ends: Ends) -> None:
     far.sendall(b"back")
     assert silent(near)
     proxy.half_open(Direction.TO_CLIENT)
-    assert proxy.conditions.silent == frozenset(Direction)
+    assert proxy.conditions.silent_directions == frozenset(Direction)
     proxy.resume()
     assert (take(far, 5), take(near, 4)) == (b"there", b"back")
 
@@ -245,7 +245,7 @@ def test_a_reset_is_passed_on(ends: Ends) -> None:
         with pytest.raises(ConnectionResetError):
             near.recv(1)
     near.close()
-    eventually(lambda: proxy.connections == 0)
+    eventually(lambda: proxy.connection_count == 0)
 
 
 def test_an_absent_target_is_a_reset(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from helpers.topology import TOPOLOGY, collect
 from helpers.traffic import deliver
 
 from tuplewire import Client, TaskMessage
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import ClosedError
 from tuplewire.processes.worker_processes import Endpoint
 
@@ -229,7 +229,7 @@ def test_the_first_send_is_interrupted(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, *, begun: bool
 ) -> None:
     """After an interrupt before or after its connection starts, the next send uses the same connection."""
-    loop = messaging_loop()
+    loop = messaging_thread()
     begin = loop.start_connection
 
     def interrupted(connection: Any) -> None:

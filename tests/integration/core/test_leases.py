@@ -15,7 +15,7 @@ from helpers.hostile import SEND, frame, hello
 from helpers.ports import free_port
 from helpers.topology import TOPOLOGY, ledger, metric, one_worker
 
-from tuplewire.connection.memory_stream import memory_servers
+from tuplewire.connection.memory_stream import memory_stream_openers
 from tuplewire.errors import FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.send_events import SendEvents
@@ -127,7 +127,7 @@ def test_nothing_is_left_of_what_has_ended(context: LocalContext) -> None:
         sender.close()
         server.close()
     assert len(context._connections) < 5
-    eventually(lambda: not memory_servers, 10)
+    eventually(lambda: not memory_stream_openers, 10)
 
 
 def test_a_limit_of_sessions_is_told(

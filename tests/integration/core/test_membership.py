@@ -253,7 +253,7 @@ def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
             eventually(lambda: len(tasks_of(membership).get("a", ())) == 6, SETTLES, "expired")
         finally:
             os.kill(hung.process_id, signal.SIGCONT)
-        assert membership.wait(2, SETTLES).joined == 2
+        assert membership.wait(2, SETTLES).joined_count == 2
         assert sizes(membership) == [3, 3]
 
 
@@ -325,7 +325,7 @@ def test_where_the_workers_are_may_be_unknown_for_a_while(site: Site) -> None:
     with Membership(look_up, TASKS, topology=TOPOLOGY, poll_seconds=0.1) as membership:
         answers.clear()
         eventually(lambda: membership._problem, 20, "noticed")
-        assert membership.status().joined == 1
+        assert membership.status().joined_count == 1
         with pytest.raises(UnreachableError, match="no such name"):
             membership.wait(2, 0.2)
 

@@ -20,7 +20,7 @@ import tuplewire
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, UnreachableError
-from tuplewire.processes.child import private_directory
+from tuplewire.processes.child import make_private_directory
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import grpc_target, is_loopback, split_host_port
 from tuplewire.settings.settings import settings_of
@@ -184,11 +184,11 @@ def test_without_any_temporary_directory() -> None:
 
 def test_a_private_directory_is_short_and_private() -> None:
     """A private directory has mode 0700 and a path of limited length."""
-    made = Path(private_directory(60))
+    made = Path(make_private_directory(60))
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.rmdir()
     with pytest.raises(ConfigError, match="more than 3 bytes"):
-        private_directory(3)
+        make_private_directory(3)
 
 
 @pytest.mark.parametrize("what", ["link", "mode", "file", "dangling"])

@@ -20,7 +20,7 @@ from helpers.traffic import client_of, deliver
 
 from tuplewire import Client
 from tuplewire.connection.grpc_channel import ERROR_KEY
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.pacer import BURST_FRAMES
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ack_requests import QUICK_SECONDS
@@ -197,7 +197,7 @@ class Receiver:
 def let_loop_turn() -> None:
     """Let the client's event loop finish its pending work, including the write of a frame."""
     for _ in range(10):
-        messaging_loop().call(lambda: None)
+        messaging_thread().call(lambda: None)
 
 
 def test_what_follows_a_burst_is_gathered() -> None:

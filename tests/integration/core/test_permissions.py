@@ -205,7 +205,7 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
         ):
             control.stage(first_piece("sink", 1, "a", [TaskGroup.of(1, [b"a"])]))
             assert control.status().worker_id
-            assert control.assignment() is not None
+            assert control.get_assignment() is not None
             calls: dict[str, Callable[[], object]] = {
                 "UpdateAssignment": lambda: control.update_assignment(assignment, force=True),
                 "Drain": control.drain,

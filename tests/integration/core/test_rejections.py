@@ -29,7 +29,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ClosedError, MessageError, SupersededError, TaskNotLocalError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.settings.config import RejectOrder
-from tuplewire.values.dead_letters import REJECTED, DeadMessage
+from tuplewire.values.dead_letters import REJECTED, DecodedDeadLetter
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -317,7 +317,7 @@ def sender_waits(endpoint: Endpoint) -> bool:
 def read_letters(endpoint: Endpoint, wanted: int) -> list[int]:
     """Read `wanted` dead letters and return their numbers."""
     with client_of(endpoint.address) as client, client.recv([DEAD], timeout=20) as subscription:
-        letters = list(map(DeadMessage.read, subscription.messages(wanted)))
+        letters = list(map(DecodedDeadLetter.read, subscription.messages(wanted)))
     return [int(letter.message.message) for letter in letters if letter is not None]
 
 

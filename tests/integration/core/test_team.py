@@ -338,7 +338,7 @@ def test_a_message_from_before_the_team_has_no_effect(pair: Pair, monkeypatch: p
         stranger.flush(10)
         eventually(lambda: not queued_of(pair, tasks[1:]))
         with join(rank=0) as first, waiting.result(20) as second:
-            assert first.generation == second.generation
+            assert first.formation_id == second.formation_id
             monkeypatch.setattr(module, "unpack_value", unpacked := Mock(wraps=module.unpack_value))
             assert (first.broadcast(b"value"), second.broadcast()) == (b"value", b"value")
     assert unpacked.call_count == 2

@@ -57,12 +57,12 @@ def test_control_over_both_addresses(worker: Running) -> None:
             status = client.status()
             assert (status.worker_id, status.topology) == ("a", "default")
             assert list(status.addresses) == worker.bound["addresses"]
-            assert client.assignment() is None
+            assert client.get_assignment() is None
     with ControlClient(worker.address) as client:
         assert client.update_assignment(assignment_for(worker, 2))
         assert not client.update_assignment(assignment_for(worker, 2))
-        assert client.assignment() == assignment_for(worker, 2)
-        assert client.load([0, 1]) == {0: 0.0, 1: 0.0}
+        assert client.get_assignment() == assignment_for(worker, 2)
+        assert client.get_loads([0, 1]) == {0: 0.0, 1: 0.0}
         client.wait_ready(10)
         assert client.status().state == control_pb2.WORKER_STATE_READY
 
@@ -86,7 +86,7 @@ def test_control_refusals_are_named(worker: Running) -> None:
             for force in (False, True):
                 with pytest.raises(ProtocolError, match=r"characters|an assignment's version is at most"):
                     client.update_assignment(bad, force=force)
-        assert client.assignment() == assignment_for(worker, 2)
+        assert client.get_assignment() == assignment_for(worker, 2)
 
 
 def test_a_version_that_jumps_needs_force(worker: Running, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
         with fed(a, b, 1) as (feeder, reader):
             for _ in range(10):
                 feeder.goes_on()
-                eventually(lambda: proxy.connections == 1 and connected(a), 10, "connected")
+                eventually(lambda: proxy.connection_count == 1 and connected(a), 10, "connected")
                 assert proxy.cut() == 1
         assert metric(b, "tuplewire_redelivered_messages_total") == len(reader.redelivered)
         (peer,) = status(a).peers

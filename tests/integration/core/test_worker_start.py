@@ -133,14 +133,14 @@ def test_a_signal_drains_and_exits_0(worker: Running, number: signal.Signals) ->
 # Code that runs the command, and disturbs the event loop once the worker listens.
 _SABOTAGE = """
 import asyncio, sys, threading, time, pathlib
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire_service.command.cli import main
 from tuplewire_service.worker.servers import Servers
 def fail(): raise RuntimeError("sabotage")
 def sabotage():
     while not pathlib.Path({file!r}).exists(): time.sleep(0.01)
-    messaging_loop().loop.call_soon_threadsafe({action})
-    messaging_loop().loop.call_soon_threadsafe(pathlib.Path({file!r}).with_name("done").touch)
+    messaging_thread().loop.call_soon_threadsafe({action})
+    messaging_thread().loop.call_soon_threadsafe(pathlib.Path({file!r}).with_name("done").touch)
 threading.Thread(target=sabotage, daemon=True).start()
 sys.exit(main(sys.argv[1:]))
 """
@@ -200,7 +200,7 @@ def test_local_workers_start_get_ready_and_end() -> None:
         for index, endpoint in enumerate(workers.endpoints):
             with ControlClient(endpoint.unix_address) as client:
                 assert client.status().state == control_pb2.WORKER_STATE_READY
-                assert client.assignment() == assignment
+                assert client.get_assignment() == assignment
             assert list(assignment.workers[index].tasks) == [index, index + 2]
         directory = workers.log_path(0).parent
         assert workers.stop() == [0, 0]

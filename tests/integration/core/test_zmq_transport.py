@@ -26,7 +26,7 @@ from helpers.zmq_ends import PLENTY, Stranger, bound, sender, server, transport,
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import BindError, ConfigError, TaskNotLocalError
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -282,7 +282,7 @@ def sockets() -> Iterator[Sockets]:
     """Yield the sockets that streams are opened with."""
     made = Sockets(ZmqSettings())
     yield made
-    messaging_loop().run(made.suspend(), timeout=20)
+    messaging_thread().run(made.suspend(), timeout=20)
 
 
 # --- slow readers ------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
         with bound(Recorder()) as (_, closing):
             closing._handlers["Last"] = served
             asked = threading.Event()
-            reading = messaging_loop().submit(read(f"tcp://{HOST}:{closing.port}", asked))
+            reading = messaging_thread().submit(read(f"tcp://{HOST}:{closing.port}", asked))
             assert asked.wait(10)
             closing.close()
         assert reading.result(10) == [b"%d" % number for number in range(LAST_MESSAGES)]
@@ -390,7 +390,7 @@ def test_reports_have_both_addresses(pair: Pair) -> None:
     for flags, text in (([], f"for peers   {pair.near.peer_address}"), (["--json"], "peer_addresses")):
         assert text in run_command("status", "--address", pair.near.address, *flags).stdout
     with ControlClient(pair.near.address) as control:
-        assignment = control.assignment()
+        assignment = control.get_assignment()
     assert assignment is not None
     addresses = {worker.peer_address for worker in assignment.workers}
     assert addresses == {pair.near.peer_address, pair.far.peer_address}

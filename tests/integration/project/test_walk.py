@@ -21,13 +21,13 @@ threading.setprofile(note)
 sys.setprofile(note)
 
 from tuplewire import Client
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire_service.messaging.grpc import GrpcContext
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
-loop = messaging_loop()
+loop = messaging_thread()
 
 async def start(name):
     context = GrpcContext()

@@ -163,7 +163,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit of three times the queue size ends, and logs its tasks; the worker delivers the rest later."""
-    monkeypatch.setattr(staging, "_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(staging, "_COMMIT_WAIT_SECONDS", 0.5)
     with small("--staging-memory-bytes=1MiB") as (worker, opts):
         writer = TuplewireStreamWriter(sink_options(opts))
         begin_attempt(0, 60)
@@ -289,7 +289,7 @@ def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.Log
             begin_attempt(3, 81 + epoch, epoch)
             writer = TuplewireStreamWriter(sink_options({**opts, "badRows": policy}))
             part = writer.write(iter([mixed(SMALL_TASK)]))
-            assert part.bad_rows == 4
+            assert part.bad_row_count == 4
             writer.commit([part], epoch)
             assert "rows=4 policy=" in caplog.text
         with client_of(worker.address) as client, client.recv([SMALL_TASK], timeout=20) as batches:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
@@ -224,7 +224,7 @@ def test_a_components_wrong_setting_leaves_nothing(feeder: FeederSpout) -> None:
     builder = TopologyBuilder()
     builder.set_bolt("a", Split()).shuffle_grouping("z")
     builder.set_spout("z", feeder).add_configuration("topology.max.spout.pending", "many")
-    messaging_loop()  # starts the shared thread of the process, which remains
+    messaging_thread()  # starts the shared thread of the process, which remains
     before = set(threading.enumerate())
     with LocalCluster() as cluster:
         with pytest.raises(

@@ -14,7 +14,7 @@ from helpers.executors import pipeline, waiting
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, passing
 
 from tuplewire.errors import TopologyError
-from tuplewire.grouping.grouping import Fields
+from tuplewire.grouping.grouping import FieldsGrouping
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Bolt, OutputCollector, Topology, TopologyBuilder, TopologyContext, Tuple
 from tuplewire_topology.authoring.description import with_ackers
@@ -55,7 +55,7 @@ def while_tuples_flow(notes: Notes, change: Callable[[], None]) -> None:
 
 def place(number: int) -> int:
     """Return the index of the task, 0 or 1, that fields grouping chooses for a number."""
-    (task,) = Fields(range(2)).route([number])
+    (task,) = FieldsGrouping(range(2)).route([number])
     return task
 
 

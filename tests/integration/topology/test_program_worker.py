@@ -23,7 +23,7 @@ from helpers.worker_process import run_command
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TopologyError, TuplewireError
-from tuplewire.values.dead_letters import DeadMessage
+from tuplewire.values.dead_letters import DecodedDeadLetter
 from tuplewire_service.testing import eventually
 from tuplewire_topology.clusters.cluster import DistributedCluster
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
@@ -152,7 +152,7 @@ def test_a_tuple_that_is_given_up_is_a_dead_letter(tmp_path: Path, make: Make) -
             with client.recv([99], timeout=SECONDS) as subscription:
                 [letter] = next(subscription)
                 subscription.acknowledge()
-            told = DeadMessage.read(letter)
+            told = DecodedDeadLetter.read(letter)
             assert told is not None
             assert (told.count, told.reason) == (2, "ValueError: an unbearable word")
             client.send([told.message])  # as tuplewire dead-letters replay does

@@ -134,5 +134,5 @@ class TestProcesses(RuntimeContract, MovesTasks):
     @pytest.fixture
     def runtime(self, monkeypatch: pytest.MonkeyPatch) -> Runtime:
         # After a restart, the end is detected without counts; spouts wait for the acks of all their tuples.
-        monkeypatch.setattr(coordinator, "_RESTART_WAVE_SECONDS", 0.2)
+        monkeypatch.setattr(coordinator, "_MIN_RESTARTED_WAVE_SECONDS", 0.2)
         return Processes()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.grouping.grouping import (
-    Fields,
+    FieldsGrouping,
     Grouping,
     GroupingContext,
     Key,
@@ -35,7 +35,7 @@ localities = st.dictionaries(st.integers(0, 40), st.sampled_from(Locality))
 
 SINGLE: list[Callable[[GroupingContext], SingleGrouping]] = [
     lambda context: shuffle(context.tasks, context.source),
-    lambda context: Fields(context.tasks),
+    lambda context: FieldsGrouping(context.tasks),
     lambda context: PartialKeyGrouping(context.tasks),
     lambda context: GlobalGrouping(context.tasks),
     LocalOrShuffleGrouping,
@@ -97,7 +97,7 @@ def test_shuffle_is_even(chosen: list[int], batches: list[list[Key]], start: int
 @given(tasks, columns)
 def test_fields_depends_on_the_key_alone(chosen: list[int], batches: list[list[Key]]) -> None:
     """Two senders agree on every key, regardless of the order of keys."""
-    one, other = Fields(chosen), Fields(chosen)
+    one, other = FieldsGrouping(chosen), FieldsGrouping(chosen)
     seen: dict[Key, int] = {}
     for batch in batches:
         seen.update(zip(batch, one.choose(batch), strict=True))

@@ -98,7 +98,7 @@ class Memberships(RuleBasedStateMachine):
             if before.get(task, address) == address:
                 continue
             assert now[address] is Phase.JOINED, "a task has gone to a worker that cannot take it"
-            if now.get(before[task]) in {Phase.JOINED, Phase.SILENT} and phases.get(before[task]):
+            if now.get(before[task]) in {Phase.JOINED, Phase.UNRESPONSIVE} and phases.get(before[task]):
                 assert task not in self.moved, "a task has moved for balance before its last move was over"
             self.moved.add(task)
 
@@ -116,7 +116,7 @@ class Memberships(RuleBasedStateMachine):
     def every_task_is_somewhere(self) -> None:
         """Once there is an assignment, a task is only unassigned if no worker could accept it."""
         status = self.registry.status()
-        if status.version and status.joined:
+        if status.version and status.joined_count:
             assert not status.unassigned
 
     @precondition(lambda self: any(each.alive and not each.draining for each in self.world.workers.values()))
@@ -136,7 +136,7 @@ class Memberships(RuleBasedStateMachine):
             self.world.round(self.registry)
         status = self.registry.status()
         shares = {each.address: len(each.tasks) for each in status.workers if each.phase is Phase.JOINED}
-        assert status.settled, status
+        assert status.stable, status
         assert shares.keys() == live
         assert max(shares.values()) - min(shares.values()) <= 1
         assert all(self.world.workers[address].assignment == self.registry.current for address in live)

@@ -407,7 +407,7 @@ class Cluster(RuleBasedStateMachine):
             return False
         workers = [host.worker for host in self.hosts if host.worker is not None]
         return not any(program.sender.buffer.pending_messages for program in self.programs) and not any(
-            worker.router.held_messages or worker.router.move_count for worker in workers
+            worker.router.pending_messages or worker.router.move_count for worker in workers
         )
 
     def _stuck(self) -> str:

@@ -14,10 +14,10 @@ from helpers.queues import RejectionsWithoutTimers, queues_of, subscribe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuplewire.session.consume import ArrivedBatch, ConsumeWindow, Delivery, RejectedMessage
+from tuplewire.session.consume import ArrivedBatch, ConsumeSession, Delivery, RejectedMessage
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.settings.config import MIB
-from tuplewire.values.dead_letters import DeadMessage, read_key_and_headers, rejections_of
+from tuplewire.values.dead_letters import DecodedDeadLetter, read_key_and_headers, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.worker.delivery import AckedGroup
@@ -35,7 +35,7 @@ class Sender:
 
     sender_id = "client"
     worker_number = 0
-    needs_release_acks = True
+    acks_releases = True
 
     def __init__(self) -> None:
         self.messages: Counter[int] = Counter()
@@ -56,7 +56,7 @@ class Scene:
         self.queues = queues_of([*TASKS, DEAD])
         self.queues.on_acknowledged = self._done
         self.consumers = QueueConsumers(7, self.queues, self.shell)
-        self.window = ConsumeWindow(TASKS, PREFETCH, MIB)
+        self.window = ConsumeSession(TASKS, PREFETCH, MIB)
         self.subscription: QueueSubscription | None = None
         self.down: deque[tuple[str, Any]] = deque()
         self.up: deque[Any] = deque()
@@ -166,7 +166,7 @@ class Scene:
         self.buffer = deque(each for each in kept if each.deliveries)
 
     def tell(self) -> None:
-        if self.subscription is not None and (cursors := self.window.take_changed()):
+        if self.subscription is not None and (cursors := self.window.take_changed_cursors()):
             self.up.append(cursors)
 
     # --- checks ----------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ class Scene:
         found = defaultdict(list)
         for each in self.queues._queues[DEAD].log.iter_entries():
             for single in each.group.cut(range(len(each.group) + 1)):
-                message = TaskMessage.received(DEAD, single.data, single.header_data)
-                letter = DeadMessage.read(message)
+                message = TaskMessage.from_checked(DEAD, single.data, single.header_data)
+                letter = DecodedDeadLetter.read(message)
                 assert letter is not None
                 assert (letter.count, letter.reason) == (LIMIT, "no")
                 found[letter.task].append(int(letter.message.message))
@@ -256,11 +256,11 @@ def test_rejected_messages_come_again_or_become_letters(
 
 def test_an_answer_to_an_earlier_rejection_is_not_taken_for_the_later_one() -> None:
     """A consumer waits for the answer with its number; an earlier answer may be sent twice."""
-    window = ConsumeWindow([1], PREFETCH, MIB)
+    window = ConsumeSession([1], PREFETCH, MIB)
     window.on_connected(7, [(1, 0)])
     for number in (1, 2):
         arrived = window.receive([Delivery(1, TaskGroup.of(1, [b"a"]))])
-        window.acknowledge(arrived, [RejectedMessage(0, 0.0, "no", wait=True)])
+        window.acknowledge(arrived, [RejectedMessage(0, 0.0, "no", blocks_task=True)])
         assert window.tasks_awaiting_answer() == {1}
         window.apply_answers([answer_of(1, number - 1, 3)])
         assert window.tasks_awaiting_answer() == {1}

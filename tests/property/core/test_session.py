@@ -78,7 +78,7 @@ class Session(SessionMachine):
     def pressure_is_told(self) -> None:
         """The sender knows the tasks that wait for credit, and the receiver the used-up windows."""
         window = self.window
-        waiting = {number for number, flow in window._flows.items() if flow.pending}
+        waiting = {number for number, flow in window._flows.items() if flow.waiting}
         no_credit = {number for number in waiting if not window._flows[number].has_credit}
         assert waiting - window._ready.keys() <= window.blocked_flows.keys() <= no_credit
         accounts = self.worker.session.credit.accounts

@@ -132,7 +132,7 @@ class Sinks(RuleBasedStateMachine):
                 return
             each, kept = self.workers[number], set[str]()
             if number in self.run.staged:
-                kept = {self.run.staged[number].attempt}
+                kept = {self.run.staged[number].attempt_id}
             each.publications.check_epoch(SINK, self.epoch)
             each.staging.keep_only(SINK, self.epoch, kept)
             continues |= each.publications.has_earlier_epoch(SINK, self.epoch, self.run.name)
@@ -142,11 +142,13 @@ class Sinks(RuleBasedStateMachine):
         """Publish at one worker."""
         worker = self.workers[at]
         name = run.staged[at]
-        if worker.publications.has_chosen(SINK, self.epoch, name.attempt):
+        if worker.publications.has_chosen(SINK, self.epoch, name.attempt_id):
             return
         stages = worker.staging.choose(SINK, self.epoch, [name])
         earlier = run.earlier or {}
-        _, omitted = worker.publications.choose(SINK, self.epoch, [name.attempt], stages, run.name, earlier)
+        _, omitted = worker.publications.choose(
+            SINK, self.epoch, [name.attempt_id], stages, run.name, earlier
+        )
         for staged in omitted:
             worker.staging.free_group(staged)
         for staged, _ in worker.publications.pop_ready(0):

@@ -109,14 +109,14 @@ class Sink(RuleBasedStateMachine):
     def publish(self) -> None:
         """Publish the complete attempts; if one of them is lost, the epoch is computed again."""
         names = self.whole.values()
-        new = [each for each in names if not self.publications.has_chosen(SINK, self.epoch, each.attempt)]
+        new = [each for each in names if not self.publications.has_chosen(SINK, self.epoch, each.attempt_id)]
         self.publications.check_epoch(SINK, self.epoch)
         try:
             stages = self.staging.choose(SINK, self.epoch, new)
         except StagedDataLostError:
             self.die()
             return
-        _, omitted = self.publications.choose(SINK, self.epoch, [each.attempt for each in new], stages)
+        _, omitted = self.publications.choose(SINK, self.epoch, [each.attempt_id for each in new], stages)
         for staged in omitted:
             self.staging.free_group(staged)
         self.published = True

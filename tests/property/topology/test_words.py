@@ -64,7 +64,7 @@ def test_pieces_of_a_long_line(tokens: list[str]) -> None:
     """A long line is cut between words, into pieces of the maximum length."""
     line = " ".join(tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(word_topology, "MAX_CHARACTERS", 32)
+        patch.setattr(word_topology, "MAX_PIECE_CHARACTERS", 32)
         pieces = split_long_line(line)
     assert " ".join(pieces) == line
     assert all(len(piece) <= 32 for piece in pieces)

@@ -28,7 +28,9 @@ SECONDS = 60.0
 
 def test_a_job_is_done_once_all_are_read(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is done after its last control message was read, even if Spark reports its end earlier."""
-    monkeypatch.setattr(job_topology, "_CLOSE_SECONDS", SECONDS)  # a busy machine may need more than five
+    monkeypatch.setattr(
+        job_topology, "_LAST_MESSAGE_SECONDS", SECONDS
+    )  # a busy machine may need more than five
     go_on = threading.Event()
 
     def action() -> DataFrame:

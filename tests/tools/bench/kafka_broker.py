@@ -57,9 +57,11 @@ def broker() -> Iterator[tuple[str, str]]:
         logging.write_text(_LOGGING, encoding="utf-8")
         command = [java(), *_HEAP, f"-Dlog4j.configuration={logging.as_uri()}", "-classpath", f"{place}/*"]
         formatting = [*command, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
-        if code := Child(Command(name="format", arguments=formatting, log=said)).wait():
+        if code := Child(Command(name="format", arguments=formatting, log_path=said)).wait():
             raise BenchError(f"{' '.join(formatting)} ended with {code}")
-        child = Child(Command(name="broker", arguments=[*command, "kafka.Kafka", str(settings)], log=said))
+        child = Child(
+            Command(name="broker", arguments=[*command, "kafka.Kafka", str(settings)], log_path=said)
+        )
         try:
             eventually(lambda: _listens(port) or child.poll() is not None, _START_SECONDS, child.log_tail())
             if child.poll() is not None:

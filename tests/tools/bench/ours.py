@@ -33,7 +33,7 @@ from workload import (
 
 from tuplewire import aio
 from tuplewire.client import Client
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import ClosedError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.values.batch import TaskMessageBatch
@@ -215,7 +215,7 @@ def _fill(client: Client) -> int:
 
 def senders(address: str, count: int) -> None:
     """Send from `count` clients, each with a separate connection and session, on one event loop."""
-    loop = messaging_loop()
+    loop = messaging_thread()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, count + _SPARE_FILES), most))
     clients = [

@@ -58,7 +58,7 @@ def _run(tree: Path, program: str, address: str, task: int) -> None:
 
 def _assign(groups: Sequence[WorkerProcesses], version: int, tasks: Sequence[Sequence[int]]) -> None:
     endpoints = [group.endpoints[0] for group in groups]
-    workers = [endpoint.assigned(own) for endpoint, own in zip(endpoints, tasks, strict=True)]
+    workers = [endpoint.to_assigned_worker(own) for endpoint, own in zip(endpoints, tasks, strict=True)]
     assignment = Assignment(version=version, topology=_TOPOLOGY, workers=workers)
     controls = [ControlClient(endpoint.address) for endpoint in endpoints]
     for control in controls:

@@ -6,7 +6,7 @@ import pytest
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
-from tuplewire_service.command.viewer.columns import sorted_rows
+from tuplewire_service.command.viewer.columns import select_rows
 from tuplewire_service.command.viewer.rates import WorkerSample
 
 
@@ -62,7 +62,7 @@ def test_rates_are_over_the_workers_own_time() -> None:
     assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (100, 50)
     assert (rows.tasks[0].acknowledged_rate, rows.tasks[0].queued_messages) == (5, 100)
     assert (rows.workers[0].busy, rows.workers[0].backpressured) == (0.25, 0.75)
-    assert rows.workers[0].because == "credit"
+    assert rows.workers[0].backpressure_cause == "credit"
     rows = cluster_rows([look(worker(age=1, accepted=5, incarnation=2), before)])
     assert rows.workers[0].accepted_rate is None
 
@@ -97,13 +97,13 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
             look(worker("b", blocking=(at_b,), tasks=(task(7, 9, 0), task(8, 9, 9)), consumers=(slow,))),
         ]
     )
-    assert rows.blocking == [
+    assert rows.problems == [
         "task 7 at b blocks senders at a, b, for 100% of the last 5 s: slow has 500 unacknowledged"
     ]
     blocking = {each.task: (each.blocking, list(each.blocked_workers)) for each in rows.tasks}
     assert blocking == {7: (1.0, ["a", "b"]), 8: (0.0, [])}
     held = cluster_rows([look(worker("a", blocking=(at_a,)))])
-    assert held.blocking == ["task 7 at b blocks senders at a, for 80% of the last 5 s: see b for why"]
+    assert held.problems == ["task 7 at b blocks senders at a, for 80% of the last 5 s: see b for why"]
 
 
 def test_a_silent_worker_explains_all_its_tasks() -> None:
@@ -111,8 +111,8 @@ def test_a_silent_worker_explains_all_its_tasks() -> None:
     blocking = [pb.Blocking(task=str(number), place="b", seconds=9, recent_seconds=4) for number in range(5)]
     silent = WorkerSample("b", "host:2", problem="refused", task_count=250, silent_seconds=12.4)
     rows = cluster_rows([look(worker("a", blocking=tuple(blocking))), silent])
-    assert rows.blocking == ["b has not answered for 12 s, and blocks senders at a: refused"]
-    assert (rows.workers[1].tasks, rows.workers[1].silent_seconds) == (250, 12.4)
+    assert rows.problems == ["b has not answered for 12 s, and blocks senders at a: refused"]
+    assert (rows.workers[1].task_count, rows.workers[1].silent_seconds) == (250, 12.4)
 
 
 def test_full_queues_are_reported() -> None:
@@ -122,7 +122,7 @@ def test_full_queues_are_reported() -> None:
         for n in range(7)
     ]
     slow = pb.ConsumerStatus(consumer_id="slow", tasks=[6], outstanding_messages=500)
-    first, *others = cluster_rows([look(worker(tasks=(task(9, 1, 0), *full), consumers=(slow,)))]).blocking
+    first, *others = cluster_rows([look(worker(tasks=(task(9, 1, 0), *full), consumers=(slow,)))]).problems
     assert first == (
         "the queue of task 6 at a is 96% full: 9,006 messages wait, the oldest for 35.0 s; "
         "slow has 500 unacknowledged"
@@ -130,7 +130,7 @@ def test_full_queues_are_reported() -> None:
     assert others[0].endswith("9,005 messages wait, the oldest for 35.0 s; nobody consumes it")
     assert others[4:] == ["and 2 more queues are nearly full"]
     held = pb.Blocking(task="6", place="local", seconds=90, recent_seconds=5)
-    (one,) = cluster_rows([look(worker(tasks=(full[6],), blocking=(held,)))]).blocking
+    (one,) = cluster_rows([look(worker(tasks=(full[6],), blocking=(held,)))]).problems
     assert one.startswith("task 6 at a blocks senders")
 
 
@@ -139,7 +139,7 @@ def test_losses_have_their_reason_and_rate() -> None:
     now, before = worker(age=12, dropped=30), worker(dropped=10)
     now.refused_messages.update({"UNKNOWN_TASK": 3, "MALFORMED": 0})
     losses = cluster_rows([look(now, before)]).losses
-    assert [(each.what, each.reason, each.count, each.rate) for each in losses] == [
+    assert [(each.kind, each.reason, each.count, each.rate) for each in losses] == [
         ("messages dropped", "closed", 30, 10),
         ("messages refused", "UNKNOWN_TASK", 3, 1.5),
     ]
@@ -153,11 +153,11 @@ def test_tables_are_sorted_and_filtered() -> None:
     rows = cluster_rows([look(worker(age=12, sessions=(*after, unknown)), worker(sessions=known))])
 
     def names(wanted: str = "") -> str:
-        return "".join(each.sender for each in sorted_rows(rows.senders, wanted))
+        return "".join(each.sender for each in select_rows(rows.senders, wanted))
 
     assert names() == "zyxw"
     assert names("Y") == "y"
-    assert [each.worker for each in sorted_rows(rows.workers)] == sorted(each.worker for each in rows.workers)
+    assert [each.worker for each in select_rows(rows.workers)] == sorted(each.worker for each in rows.workers)
 
 
 def test_every_table_has_columns_and_an_order() -> None:
@@ -172,7 +172,7 @@ def test_every_table_has_columns_and_an_order() -> None:
     now.components.add(component="count").executors.add(first_task=1, task_count=1)
     rows = cluster_rows([look(now)])
     for each in TABLES:
-        found = sorted_rows(getattr(rows, each))
+        found = select_rows(getattr(rows, each))
         assert found, each
         assert len(found[0].columns()) > 4, each
         assert all(isinstance(cell, str) for cell in found[0].cells())

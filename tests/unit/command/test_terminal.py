@@ -123,7 +123,7 @@ def test_the_tables_of_a_cluster_fit_a_terminal(
             ),
             TaskRow(43, name, 0, 0, 0, 0, 0, 0, 0, [], 0, 0, False, False, "", ""),
         ],
-        blocking=[f"task 42 at {name} blocks senders"],
+        problems=[f"task 42 at {name} blocks senders"],
     )
     write_tables(terminal, rows, 40)
     written = re.sub(CONTROL, "", terminal.getvalue())
@@ -205,7 +205,7 @@ MEMBER = MemberStatus("a:1", SCRIPT, Phase.ABSENT, problem=SCRIPT)
     [
         TaskMessageBatch.from_columns([1], [SCRIPT.encode()]),
         LedgerSnapshot(2, 1, {SCRIPT: 1}, 0),
-        MembershipStatus(SCRIPT, 1, (MEMBER,), (), settled=False),
+        MembershipStatus(SCRIPT, 1, (MEMBER,), (), stable=False),
     ],
     ids=lambda shown: type(shown).__name__,
 )

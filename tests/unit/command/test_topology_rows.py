@@ -74,15 +74,15 @@ def looked(words: Did, count: Did) -> ClusterRows:
 def test_a_slow_bolt_is_named_with_whom_it_holds_up() -> None:
     """A slow bolt is always busy, and its senders wait for it."""
     rows = looked(Did(100, sending=9.3), Did(95, busy=9.8, queued=40))
-    (said,) = rows.blocking
+    (said,) = rows.problems
     assert said == (
         "bolt count is slow: its executor of task 1 at b is busy for 98% of its time, 40 tuples wait, and it "
         "blocks words, which waits for 93% of it"
     )
     words, count = rows.components
-    assert (words.slow, words.emitted_rate, words.workers) == (False, 10, ["a"])
-    assert (count.slow, count.executed_rate, count.workers) == (True, 10, ["a", "b"])
-    assert [words.held_up, count.busy] == pytest.approx([0.93, 0.98])
+    assert (words.is_slow, words.emitted_rate, words.workers) == (False, 10, ["a"])
+    assert (count.is_slow, count.executed_rate, count.workers) == (True, 10, ["a", "b"])
+    assert [words.blocked, count.busy] == pytest.approx([0.93, 0.98])
     assert [(each.source, each.target, each.grouping, each.rate) for each in rows.edges] == [
         ("words", "count", "fields", 10)
     ]
@@ -97,12 +97,12 @@ def test_a_slow_bolt_is_named_with_whom_it_holds_up() -> None:
 )
 def test_nobody_else_is_called_slow(words: Did, count: Did) -> None:
     """A busy bolt that keeps up is not slow, and neither is an idle one if senders wait for another."""
-    assert not looked(words, count).blocking
+    assert not looked(words, count).problems
 
 
 def test_a_full_queue_is_enough() -> None:
     """A full queue suffices, because a spout with a pending limit never waits for space."""
-    said = looked(Did(100), Did(95, busy=9.0, queued=80)).blocking
+    said = looked(Did(100), Did(95, busy=9.0, queued=80)).problems
     assert said == [
         "bolt count is slow: its executor of task 1 at b is busy for 90% of its time, 80 tuples wait"
     ]
@@ -116,7 +116,7 @@ def test_who_is_held_up_itself_is_not_the_culprit() -> None:
     sample.status.blocking.add(task="2", place="local", seconds=9, recent_seconds=5)
     sample.status.recent.interval_seconds = 5
     rows = cluster_rows([sample])
-    assert (rows.components[1].blocking, rows.components[1].slow, rows.blocking) == (1.0, False, [])
+    assert (rows.components[1].blocking, rows.components[1].is_slow, rows.problems) == (1.0, False, [])
 
 
 def test_an_executor_that_came_meanwhile_counts_from_nothing() -> None:

@@ -6,21 +6,21 @@ import pytest
 from helpers.cursors import answer_of, cursor_of
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import ArrivedBatch, ConsumeWindow, Delivery, RejectedMessage
+from tuplewire.session.consume import ArrivedBatch, ConsumeSession, Delivery, RejectedMessage
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 
 WORKER, PREFETCH = 5, 10
 
 
-def opened(*tasks: int, size_bytes: int = 100) -> ConsumeWindow:
+def opened(*tasks: int, size_bytes: int = 100) -> ConsumeSession:
     """Return a window that is connected to a worker, at the start of each task."""
-    window = ConsumeWindow(tasks, PREFETCH, size_bytes)
+    window = ConsumeSession(tasks, PREFETCH, size_bytes)
     window.on_connected(WORKER, [(task, 0) for task in tasks])
     return window
 
 
-def arrive(window: ConsumeWindow, first: int, text: str, task: int = 1) -> ArrivedBatch:
+def arrive(window: ConsumeSession, first: int, text: str, task: int = 1) -> ArrivedBatch:
     """Simulate the arrival of one message for each letter."""
     group = TaskGroup.of(task, [letter.encode() for letter in text])
     return window.receive([Delivery(first, group)])
@@ -58,9 +58,9 @@ def test_room_that_was_void_is_told() -> None:
     arrive(window, 1, "abcd", task=2)
     assert [cursor.credit_bytes for cursor in window.take_all_cursors()] == [0, 0, 4]
     window.on_connected(WORKER, [(1, 9), (2, 4), (3, 2)])
-    assert window.take_changed() == [cursor_of(1, 9, 9, 19, 4)]
+    assert window.take_changed_cursors() == [cursor_of(1, 9, 9, 19, 4)]
     window.on_connected(WORKER + 1, [(1, 0), (2, 0), (3, 0)])
-    assert window.take_changed() == [cursor_of(2, 0, 0, 10, 4)]
+    assert window.take_changed_cursors() == [cursor_of(2, 0, 0, 10, 4)]
 
 
 def test_what_the_worker_asks_for_is_told_at_once() -> None:
@@ -71,11 +71,11 @@ def test_what_the_worker_asks_for_is_told_at_once() -> None:
     assert [each.ack_requested for each in found] == [True, False, False, False, True, True]
     for each in found:
         window.acknowledge(each)
-    window.take_changed()
+    window.take_changed_cursors()
     assert not arrive(window, 7, "x").ack_requested
 
 
-def cursor(window: ConsumeWindow) -> pb.TaskCursor:
+def cursor(window: ConsumeSession) -> pb.TaskCursor:
     """Return the task's cursor."""
     (found,) = window.take_all_cursors()
     return found
@@ -86,7 +86,7 @@ def test_rejections_without_an_answer_take_up_room() -> None:
     window = opened(1)
     for number in range(1, 5):
         arrived = arrive(window, number, "x")
-        window.acknowledge(arrived, [RejectedMessage(0, 0.0, "", wait=False)])
+        window.acknowledge(arrived, [RejectedMessage(0, 0.0, "", blocks_task=False)])
         assert cursor(window).credit_sequence == number + PREFETCH - number
     window.apply_answers([answer_of(1, 4, 4)])
     assert cursor(window).credit_sequence == 4 + PREFETCH
@@ -118,7 +118,7 @@ def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
     window = opened(1)
     groups = [TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(1, [b"c", b"d"])]
     arrived = window.receive([Delivery(1, groups[0]), Delivery(3, groups[1])])
-    window.acknowledge(arrived, [RejectedMessage(index, 0.0, "", wait=True)])
+    window.acknowledge(arrived, [RejectedMessage(index, 0.0, "", blocks_task=True)])
     found = cursor(window)
     assert (found.acknowledged_sequence, found.rejections[-1].sequence) == (index, index + 1)
 
@@ -132,7 +132,9 @@ def test_a_task_is_added_between_two_streams() -> None:
     window.on_connected(WORKER, [(1, 3), (2, 40)])
     assert text_of(arrive(window, 41, "x", task=2)) == "x"
     assert window.acknowledge(last)
-    assert [(cursor.task, cursor.acknowledged_sequence) for cursor in window.take_changed()] == [(1, 3)]
+    assert [(cursor.task, cursor.acknowledged_sequence) for cursor in window.take_changed_cursors()] == [
+        (1, 3)
+    ]
 
 
 def test_a_removed_task_is_not_in_requests_and_continues_later() -> None:
@@ -143,7 +145,7 @@ def test_a_removed_task_is_not_in_requests_and_continues_later() -> None:
     assert [cursor.task for cursor in window.take_all_cursors()] == [1]
     window.on_connected(WORKER, [(1, 0)])
     window.mark_all_changed()
-    assert [cursor.task for cursor in window.take_changed()] == [1]
+    assert [cursor.task for cursor in window.take_changed_cursors()] == [1]
     window.set_tasks([1, 2])
     assert {each.task: each.received_sequence for each in window.take_all_cursors()} == {1: 0, 2: 2}
     window.on_connected(WORKER, [(1, 0), (2, 2)])

@@ -20,7 +20,7 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.config.stop import Stop
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.control_messages import MAX_NAMES
-from tuplewire_service.control.debugging import Debugging
+from tuplewire_service.control.debugging import DebugBundles
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.spark_servicers import SinkServicer, SourceServicer
 from tuplewire_service.messaging.base import ReceivedBatch
@@ -39,7 +39,7 @@ def plane() -> Iterator[WorkerRuntime]:
     """Create a worker that does not listen; its task 0 holds many groups of one message."""
     config = WorkerConfig(worker_id="w", topology="t")
     log = LogOutput("info", "text")
-    plane = WorkerRuntime(config, Stop(), Debugging(config, log, CollectorRegistry()))
+    plane = WorkerRuntime(config, Stop(), DebugBundles(config, log, CollectorRegistry()))
     plane.assign(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", tuple(TASKS)),)))
     groups = [TaskGroup.of(0, [b"x"], source) for source in range(GROUPS)]
     plane.loop.call(lambda: plane.worker.router.recv(ReceivedBatch.for_callback(groups, Program())))

@@ -211,7 +211,7 @@ def test_the_age_is_that_of_the_oldest_message() -> None:
     """Delivered messages count; messages without a time, or with a future time, have age 0."""
     log = DeliveryLog()
     assert log.oldest_age(10_000_000) == 0
-    log.append(TaskGroup.of(1, [b"a"]).with_time(1_000_000))
+    log.append(TaskGroup.of(1, [b"a"]).with_default_time(1_000_000))
     log.append(TaskGroup.of(1, [b"b"]))
     assert log.oldest_age(3_000_000) == 2
     taken(log)

@@ -63,11 +63,16 @@ def test_one_line_a_minute_for_each_kind_with_a_count() -> None:
     """The first event is logged immediately; the next log line counts the events in between."""
     now = 1000.0
     rate = LogRateLimiter(lambda: now)
-    assert [rate.due("a", 5), rate.due("a"), rate.due("b"), rate.due("a", 2)] == [5, 0, 1, 0]
+    assert [
+        rate.count_event("a", 5),
+        rate.count_event("a"),
+        rate.count_event("b"),
+        rate.count_event("a", 2),
+    ] == [5, 0, 1, 0]
     now += 59.9
-    assert rate.due("a") == 0
+    assert rate.count_event("a") == 0
     now += 0.1
-    assert [rate.due("a"), rate.due("a")] == [5, 0]
+    assert [rate.count_event("a"), rate.count_event("a")] == [5, 0]
 
 
 def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,11 +95,11 @@ def test_all_kinds_together_are_bounded() -> None:
     """Invented kinds produce a hundred lines a minute; later lines have the counts, of a thousand kinds."""
     now = 1000.0
     rate = LogRateLimiter(lambda: now)
-    assert sum(bool(rate.due(kind)) for kind in range(500)) == 100
-    assert rate.due(499) == 0
+    assert sum(bool(rate.count_event(kind)) for kind in range(500)) == 100
+    assert rate.count_event(499) == 0
     now += 60.0
-    assert rate.due(499) == 3
-    assert sum(bool(rate.due(kind)) for kind in range(1000, 3500)) == 99
+    assert rate.count_event(499) == 3
+    assert sum(bool(rate.count_event(kind)) for kind in range(1000, 3500)) == 99
     assert len(rate._last_lines) <= 1000
 
 

@@ -88,7 +88,7 @@ class Cluster(WorkerConnections):
         self.requests = 0
         self.assigned = {each.name: set(each.tasks) for each in workers}
 
-    def open_stream(self, address: str) -> StreamOpener:
+    def stream_opener(self, address: str) -> StreamOpener:
         return self.workers[address].open
 
     async def assignment(self, address: str) -> control_pb2.GetAssignmentResponse:

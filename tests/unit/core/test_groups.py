@@ -67,11 +67,11 @@ def test_what_leaves_a_queue_has_its_route() -> None:
     """Leaving a queue resets the hops; new messages get their entry worker, and their time only once."""
     forwarded = FULL.as_forwarded(2)
     assert forwarded.unqueued_hops
-    left = forwarded.on_dequeue(0)
-    assert (left.unqueued_hops, left.flow) == (0, forwarded.flow)
+    left = forwarded.as_dequeued(0)
+    assert (left.unqueued_hops, left.flow_id) == (0, forwarded.flow_id)
     group = TaskGroup.of(3, [b"p"])
-    assert group.on_dequeue(0) is group
-    assert group.on_dequeue(9).path == 9
+    assert group.as_dequeued(0) is group
+    assert group.as_dequeued(9).path == 9
     assert group.numbered(1, 30).numbered(2, 40).accepted_micros == 30
 
 

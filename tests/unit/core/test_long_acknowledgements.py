@@ -10,7 +10,7 @@ from helpers.cursors import answer_of, cursor_of, rejection_of
 from helpers.queues import Program, RejectionsWithoutTimers, consumers_of, delivered, queues_of, subscribe
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import ArrivedBatch, ConsumeWindow, Delivery, RejectedMessage
+from tuplewire.session.consume import ArrivedBatch, ConsumeSession, Delivery, RejectedMessage
 from tuplewire.session.ledger import Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
@@ -180,7 +180,7 @@ class Client:
     """A window with a consumer that has received every message."""
 
     def __init__(self) -> None:
-        self.window = ConsumeWindow([1], 10 * MESSAGES, MIB)
+        self.window = ConsumeSession([1], 10 * MESSAGES, MIB)
         self.window.on_connected(7, [(1, 0)])
         self.arrived = self.window.receive([Delivery(1, TaskGroup.of(1, [b"x"] * MESSAGES))])
 
@@ -193,7 +193,7 @@ class Client:
         """Return the cursors of all pending requests, in order."""
         told = []
         while self.window.changed_tasks:
-            told += self.window.take_changed()
+            told += self.window.take_changed_cursors()
         return told
 
 
@@ -215,9 +215,9 @@ def test_no_request_is_longer_than_it_may_be(count: int, acknowledged: list[int]
 
 
 @pytest.mark.parametrize("wait_last", [False, True])
-@pytest.mark.parametrize("again", [ConsumeWindow.mark_all_changed, ConsumeWindow.take_all_cursors])
+@pytest.mark.parametrize("again", [ConsumeSession.mark_all_changed, ConsumeSession.take_all_cursors])
 def test_all_are_told_again_after_a_break(
-    *, again: Callable[[ConsumeWindow], object], wait_last: bool
+    *, again: Callable[[ConsumeSession], object], wait_last: bool
 ) -> None:
     """A new stream or a probe starts again with the first rejection, and the rest follows."""
     client = Client()

@@ -9,13 +9,13 @@ from threading import Barrier, Event, Timer
 from _pytest.monkeypatch import MonkeyPatch
 
 from tuplewire.connection import loop as loop_module
-from tuplewire.connection.loop import EventLoopThread, messaging_loop, run_in_thread
+from tuplewire.connection.loop import EventLoopThread, messaging_thread, run_in_thread
 from tuplewire_service.testing import eventually
 
 
 def test_waits_are_told_until_nobody_asks() -> None:
     """Each wait is reported with its start and end; the callback can be removed while the loop waits."""
-    loop = messaging_loop()
+    loop = messaging_thread()
     waits: list[tuple[float, float]] = []
 
     def heard(began: float, ended: float) -> None:
@@ -33,7 +33,7 @@ def test_waits_are_told_until_nobody_asks() -> None:
 
 def test_news_for_a_loop_that_is_closed_is_no_defect() -> None:
     """Errors of gRPC about another loop that was closed are ignored; all other errors are reported."""
-    thread = messaging_loop()
+    thread = messaging_thread()
     told: list[str] = []
     thread.call(lambda: thread.loop.set_exception_handler(lambda _, context: told.append(context["message"])))
     late = "Exception in callback PollerCompletionQueue._handle_events()"
@@ -61,7 +61,7 @@ def test_threads_that_ask_first_together_get_one_loop(monkeypatch: MonkeyPatch) 
     monkeypatch.setattr(loop_module, "_current", None)
     monkeypatch.setattr(loop_module, "EventLoopThread", Made)
     with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(lambda _: messaging_loop(), range(4)))
+        answers = list(threads.map(lambda _: messaging_thread(), range(4)))
     assert len(set(answers)) == 1
     unused = [each for each in made if each is not answers[0]]
     eventually(lambda: all(each.loop.is_closed() for each in unused), 20, "three closed loops")
@@ -79,7 +79,7 @@ def test_a_fork_waits_for_functions_in_their_own_threads() -> None:
         go.wait(10)
         returned.set()
 
-    messaging_loop().submit(run_in_thread(handshake))
+    messaging_thread().submit(run_in_thread(handshake))
     assert entered.wait(10)
     Timer(0.3, go.set).start()  # longer than the rest of the preparation takes
     child = os.fork()

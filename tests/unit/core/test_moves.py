@@ -10,7 +10,7 @@ from helpers.queues import Program
 from helpers.sending import PLENTY, reopen
 
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.session.send import SendWindow
+from tuplewire.session.send import SendSession
 from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
@@ -34,7 +34,7 @@ class Route:
     """A connection to a previous owner: a send window with a receiver simulated by the test."""
 
     def __init__(self, *sent: TaskGroup) -> None:
-        self.window = SendWindow(SessionSettings())
+        self.window = SendSession(SessionSettings())
         reopen(self.window)
         self.ack_handler = self
         if sent:
@@ -51,8 +51,8 @@ class Route:
 
     def consume(self, group: TaskGroup, messages: int) -> None:
         """Release a total of `messages` messages of the group's flow."""
-        grant = credit_of(group.flow, PLENTY, PLENTY, messages)
-        self.window.apply_ack(ack_of(self.window.acknowledged, [grant], []))
+        grant = credit_of(group.flow_id, PLENTY, PLENTY, messages)
+        self.window.apply_ack(ack_of(self.window.acked_frame, [grant], []))
 
 
 def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OTHER) -> TaskGroup:
@@ -65,7 +65,7 @@ def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OT
 
 def moving(*routes: Route, left: bool = True) -> Moves:
     """Return the moves of a task with these previous owners. left: the task has left the local queue."""
-    moves = Moves(OWN, is_drained=lambda _: left)
+    moves = Moves(OWN, is_settled=lambda _: left)
     for route in routes:
         moves.add_old_route(TASK, PEER, cast("SendingEnd", route))
     return moves
@@ -80,7 +80,7 @@ def follows(moves: Moves, group: TaskGroup, inbound: Program, route: Route) -> b
     """Return True if messages must follow earlier ones by this route."""
     move = moves.by_task[TASK]
     assert not move.must_hold(group, cast("InboundSession", inbound))
-    return move.route_of_predecessors(group, cast("InboundSession", inbound)) is cast("Any", route)
+    return move.connection_to_follow(group, cast("InboundSession", inbound)) is cast("Any", route)
 
 
 def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
@@ -144,8 +144,8 @@ def test_later_messages_take_the_route_of_earlier_ones() -> None:
     route = Route(earlier)
     behind = route.window.route_before(TASK, (OTHER,), 2)
     assert behind == route_of(earlier.path)
-    assert later.as_forwarded(OTHER, behind).flow == earlier.flow
-    assert messages(2, passed_on=4).as_forwarded(OTHER, behind).flow == messages(2, passed_on=5).flow
+    assert later.as_forwarded(OTHER, behind).flow_id == earlier.flow_id
+    assert messages(2, passed_on=4).as_forwarded(OTHER, behind).flow_id == messages(2, passed_on=5).flow_id
 
 
 def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:

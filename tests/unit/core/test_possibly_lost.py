@@ -10,7 +10,7 @@ from helpers.cursors import ack_of, credit_of
 from helpers.sending import PLENTY, reopen
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.session.send import SendWindow
+from tuplewire.session.send import SendSession
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Departure
@@ -26,9 +26,9 @@ from tuplewire_service.worker.departures import (
 
 def sent(
     *messages: int, acknowledged: int, released: int = 0, mode: AckMode = AckMode.QUEUED, worker: int = 0
-) -> SendWindow:
+) -> SendSession:
     """Return a window that has sent these counts to task 1, one frame each, and received these updates."""
-    window = SendWindow(SessionSettings(ack_mode=mode))
+    window = SendSession(SessionSettings(ack_mode=mode))
     reopen(window, 7, worker)
     for count in messages:
         assert window.offer([TaskGroup.of(1, [b"x"] * count)])
@@ -62,7 +62,7 @@ def test_what_was_acknowledged_and_not_released_counts(
 def test_each_death_counts_for_itself(*, drained: bool) -> None:
     """Each failed receiver counts only its own messages; a drained one reports its own losses."""
     window = sent(10, acknowledged=1)
-    window.receiver_shut_down = drained
+    window.receiver_accounts = drained
     reopen(window, 8)
     reopen(window, 9)
     assert window.possibly_lost == (0 if drained else 10)
@@ -76,7 +76,7 @@ def test_each_death_counts_for_itself(*, drained: bool) -> None:
 def test_kept_and_passing_messages_are_told_apart() -> None:
     """On a worker's connection, only messages without a copy count, also after a partial release."""
     for released, lost in ((0, 5), (2, 5), (3, 5), (5, 3), (8, 0), (10, 0)):
-        window = SendWindow(SessionSettings())
+        window = SendSession(SessionSettings())
         reopen(window, 7)
         for count, retain in ((3, True), (5, False), (2, True)):
             assert window.offer([TaskGroup.of(1, [b"x"] * count)], "inbound", retain=retain)
@@ -89,16 +89,16 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
 
 def test_what_nobody_else_has() -> None:
     """`unkept()` counts messages that wait or are in flight, except messages retained by their program."""
-    window = SendWindow(SessionSettings())
+    window = SendSession(SessionSettings())
     reopen(window, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)
     for group in (plain, plain.numbered(1, 0, retained_upstream=True), plain.numbered(3, 0).as_forwarded(9)):
         assert window.offer([group], "inbound", retain=group.retained_upstream)
-    assert window.count_unretained() == 4
+    assert window.count_only_here() == 4
     assert window.next_frame() is not None
-    assert window.count_unretained() == 4
+    assert window.count_only_here() == 4
     window.apply_ack(ack_of(1, [], []))
-    assert (window.count_unretained(), window.messages) == (0, 2)
+    assert (window.count_only_here(), window.messages) == (0, 2)
 
 
 def test_balances_are_added() -> None:

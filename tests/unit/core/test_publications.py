@@ -83,11 +83,11 @@ def test_what_nobody_holds_waits() -> None:
     assert publish(state, sink("s"), 1, *parts) == [parts[0]]
     assert state.progress_of(sink("s"), 1) == (2, [2])
     tasks.add(2)
-    assert state.retry_full_tasks()
+    assert state.retry_waiting_tasks()
     chosen = state.pop_ready(0)
     state.put_back(chosen)
     assert state.progress_of(sink("s"), 1) == (2, [2])
-    assert state.retry_full_tasks()
+    assert state.retry_waiting_tasks()
     assert taken(state) == parts[1:]
 
 

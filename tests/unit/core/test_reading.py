@@ -180,12 +180,12 @@ async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news:
     async with asyncio.timeout(30):
         await waiting
     queue = all_.queues._queues.get(TASK)
-    assert queue is None or not queue.readers
+    assert queue is None or not queue.reader_events
 
 
 async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait beyond the limit returns immediately; a finished wait makes space for another."""
-    monkeypatch.setattr(receive_queues, "_MAX_WATCHED", 1)
+    monkeypatch.setattr(receive_queues, "_MAX_WATCHED_TASKS", 1)
     all_ = Fixture()
 
     for _ in range(2):

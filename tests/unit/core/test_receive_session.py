@@ -18,26 +18,24 @@ from tuplewire.errors import (
 from tuplewire.session import credit, receive
 from tuplewire.session.credit import SessionCredit
 from tuplewire.session.receive import MAX_REFUSALS, ReceiveSession
-from tuplewire.session.shares import QueueShares, Share
+from tuplewire.session.shares import Amount, QueueShares
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.translate import code_name
 
-WINDOW = Share(8, 80)
+WINDOW = Amount(8, 80)
 
 
 def book(
-    window: Share = WINDOW, *, needs_release_acks: bool = True, blocked: Counter[int] | None = None
+    window: Amount = WINDOW, *, acks_releases: bool = True, blocked: Counter[int] | None = None
 ) -> SessionCredit:
     """Return a credit book for messages of at most 10 bytes."""
-    shares = QueueShares(window, Share(1, 1))
-    return SessionCredit(
-        shares, max_message_bytes=10, needs_release_acks=needs_release_acks, blocked_sessions=blocked
-    )
+    shares = QueueShares(window, Amount(1, 1))
+    return SessionCredit(shares, max_message_bytes=10, acks_releases=acks_releases, blocked_sessions=blocked)
 
 
 def session(messages: int = 8) -> ReceiveSession:
     """Return a session that grants this number of messages per task."""
-    return ReceiveSession(1, book(Share(messages, 1000)))
+    return ReceiveSession(1, book(Amount(messages, 1000)))
 
 
 def group(task: int, count: int, size: int = 10) -> TaskGroup:
@@ -160,7 +158,7 @@ def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
     """The first part may name an old frame; frames that are resent because of it are not new."""
     state = _many_refused(3, MAX_REFUSALS)
     assert state.next_ack()
-    welcome = state.full_state(0)
+    welcome = state.build_full_state(0)
     assert (welcome.sequence, len(welcome.refusals), state.has_more) == (1, MAX_REFUSALS, True)
     assert not state.accept(2, [small()])
     rest = [state.next_ack(), state.next_ack(), state.next_ack()]
@@ -183,7 +181,7 @@ def test_a_sender_waits_for_refusals_and_for_room() -> None:
 
 def test_old_refusals_are_forgotten() -> None:
     """A session remembers only the refusals of the most recent frames."""
-    told = _many_refused(70, 1).full_state(0).refusals
+    told = _many_refused(70, 1).build_full_state(0).refusals
     assert 1 < len(told) < 70
     assert told[-1].frame_sequence == 70
     assert told[0].frame_sequence > 1
@@ -208,11 +206,16 @@ def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
         (WINDOW, [group(1, 8), group(2, 8)], group(1, 1), "9 messages"),
         (WINDOW, [group(0, 4)], group(0, 9), "task 0: 13 messages"),
         # The last message may exceed the bytes, and the next one may not start.
-        (Share(100, 80), [group(1, 7), group(1, 1, size=9), group(1, 1)], group(1, 1, size=1), "10 messages"),
+        (
+            Amount(100, 80),
+            [group(1, 7), group(1, 1, size=9), group(1, 1)],
+            group(1, 1, size=1),
+            "10 messages",
+        ),
     ],
 )
 def test_more_messages_than_granted(
-    window: Share, accepted: list[TaskGroup], refused: TaskGroup, says: str
+    window: Amount, accepted: list[TaskGroup], refused: TaskGroup, says: str
 ) -> None:
     """Messages over the grant of their own task raise an error that contains both counts."""
     granted = book(window)
@@ -226,14 +229,14 @@ def test_more_messages_than_granted(
     [
         (WINDOW, group(1, 8, size=1)),
         (WINDOW, group(0, 4)),
-        (Share(1000, 80), group(1, 3)),
-        (Share(1000, 1000), group(1, 2, size=1)),
+        (Amount(1000, 80), group(1, 3)),
+        (Amount(1000, 1000), group(1, 2, size=1)),
     ],
     ids=["messages", "task 0", "bytes", "end of the backlog"],
 )
-def test_small_releases_are_saved_up(window: Share, sent: TaskGroup) -> None:
+def test_small_releases_are_saved_up(window: Amount, sent: TaskGroup) -> None:
     """A sender is notified when a quarter of the window, in messages or bytes, or its backlog is free."""
-    granted = book(window, needs_release_acks=False)
+    granted = book(window, acks_releases=False)
     granted.on_received([sent])
     for told in (False, True):
         assert granted.on_released(sent.task, 1, sent.payload_sizes()[0]) is told
@@ -285,7 +288,7 @@ def test_forwarded_messages_need_no_credit() -> None:
 
 def test_watched_releases_are_granted_at_once() -> None:
     """A watched release is granted immediately, even in a large window."""
-    granted = book(Share(1000, 100_000), needs_release_acks=False)
+    granted = book(Amount(1000, 100_000), acks_releases=False)
     granted.on_received([group(1, 3), group(2, 3)])
     granted.watch_releases([1])
     granted.take_changes()
@@ -293,12 +296,12 @@ def test_watched_releases_are_granted_at_once() -> None:
     assert not granted.on_released(2, 1, 10)
 
 
-TOTAL = Share(100, 1000)
+TOTAL = Amount(100, 1000)
 
 
 def shares(sessions: int = 1) -> QueueShares:
     """Return the shares for this number of sessions."""
-    made = QueueShares(TOTAL, Share(4, 40))
+    made = QueueShares(TOTAL, Amount(4, 40))
     made.set_session_count(sessions)
     return made
 
@@ -306,19 +309,19 @@ def shares(sessions: int = 1) -> QueueShares:
 @pytest.mark.parametrize(
     ("sessions", "left", "windows", "smallest"),
     [
-        (2, [], {7: Share(50, 500)}, Share(50, 500)),
+        (2, [], {7: Amount(50, 500)}, Amount(50, 500)),
         # Only the shares of the same queue are reduced.
-        (2, [(7, 60, 100)], {7: Share(20, 450), 8: Share(50, 500)}, Share(20, 450)),
-        (2, [(7, 60, 100), (8, 80, 100)], {}, Share(10, 450)),
+        (2, [(7, 60, 100)], {7: Amount(20, 450), 8: Amount(50, 500)}, Amount(20, 450)),
+        (2, [(7, 60, 100), (8, 80, 100)], {}, Amount(10, 450)),
         # A full queue has no space, but space for one message or one byte counts.
-        (1, [(7, 60, 100), (7, 50, 100), (8, 1, 1000)], {7: Share(0, 0), 8: Share(0, 0)}, Share(0, 0)),
-        (1, [(7, 99, 0), (8, 0, 999)], {7: Share(4, 1000), 8: Share(100, 40)}, Share(4, 1000)),
+        (1, [(7, 60, 100), (7, 50, 100), (8, 1, 1000)], {7: Amount(0, 0), 8: Amount(0, 0)}, Amount(0, 0)),
+        (1, [(7, 99, 0), (8, 0, 999)], {7: Amount(4, 1000), 8: Amount(100, 40)}, Amount(4, 1000)),
         # Less than a quarter of the queue is ignored.
         (1, [(7, 24, 249)], {7: TOTAL}, TOTAL),
     ],
 )
 def test_what_was_left_is_taken_off_the_shares(
-    sessions: int, left: list[tuple[int, int, int]], windows: dict[int, Share], smallest: Share
+    sessions: int, left: list[tuple[int, int, int]], windows: dict[int, Amount], smallest: Amount
 ) -> None:
     """Messages of closed sessions reduce the shares; the smallest share is the fullest queue's."""
     made = shares(sessions)
@@ -332,22 +335,22 @@ def test_what_was_left_is_taken_off_the_shares(
     ("left", "releases", "window"),
     [
         ((24, 249), [(24, 249, False)], TOTAL),
-        ((100, 10), [(20, 2, False), (5, 1, True)], Share(25, 993)),
+        ((100, 10), [(20, 2, False), (5, 1, True)], Amount(25, 993)),
         ((100, 10), [(20, 2, False), (5, 1, True), (24, 2, False), (27, 2, True)], TOTAL),
         (
             (80, 900),
             [(1, 100, False), (1, 149, False), (1, 1, True), (24, 10, False), (1, 0, True)],
-            Share(48, 360),
+            Amount(48, 360),
         ),
     ],
 )
 def test_room_is_told_by_quarters(
-    left: tuple[int, int], releases: list[tuple[int, int, bool]], window: Share
+    left: tuple[int, int], releases: list[tuple[int, int, bool]], window: Amount
 ) -> None:
     """Space is announced after each quarter of the queue, in messages or bytes, and for a small rest."""
     made = shares()
     made.add_orphaned(7, *left)
-    assert made.nearly_full_tasks == ([7] if left[0] >= 25 else [])
+    assert made.reduced_share_tasks == ([7] if left[0] >= 25 else [])
     for messages, size_bytes, told in releases:
         assert made.on_released(7, messages, size_bytes) is told
     assert made.share_for(7) == window
@@ -357,7 +360,7 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
     """A new session is notified about full queues, and about space in them as soon as there is any."""
     made = shares()
     made.add_orphaned(7, 100, 10)
-    book = SessionCredit(made, max_message_bytes=10, needs_release_acks=False)
+    book = SessionCredit(made, max_message_bytes=10, acks_releases=False)
     assert book.initial_share == TOTAL
     assert book.all_grants() == [credit_of(7, 0, 0, 0)]
     assert made.on_released(7, 100, 10)

@@ -11,7 +11,7 @@ from helpers.queues import Program, RejectionsWithoutTimers, delivered
 
 from tuplewire.errors import MAX_TASK
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.values.dead_letters import TASK, DeadMessage
+from tuplewire.values.dead_letters import TASK, DecodedDeadLetter
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.base import ReceivedBatch
@@ -87,7 +87,7 @@ def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
 )
 def test_a_dead_letter_names_any_task(header: bytes, task: int | None) -> None:
     """A dead letter is decoded for every valid task id, and for no other."""
-    letter = DeadMessage.read(TaskMessage(DEAD, b"x", headers=[(TASK, header)]))
+    letter = DecodedDeadLetter.read(TaskMessage(DEAD, b"x", headers=[(TASK, header)]))
     assert (letter and letter.task) == task
 
 
@@ -116,7 +116,7 @@ async def test_a_letter_is_sent_or_counted_or_waits(
     rejections.emit_dead_letter(TaskGroup.of(1, [b"x"]), 1, "no")
     await asyncio.sleep(0.05)
     assert (len(batches), rejections.waiting_copies) == (sent, not holder_known)
-    assert holder_known or rejections._waiting[0].due - time.monotonic() > 0.2
+    assert holder_known or rejections._waiting[0].due_at - time.monotonic() > 0.2
     rejections.close()
     assert {reason.value: count for reason, count in ledger.dropped.items() if count} == counted
 

@@ -81,7 +81,7 @@ async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> Non
     router.recv(batch)
     assert router.newest_peer_version == 2
     assert list(batch.refusals) == []
-    assert (router.connections.pending_messages, router.held_messages) == (0, 1)
+    assert (router.connections.pending_messages, router.pending_messages) == (0, 1)
     assert router.move_count == 1
 
 
@@ -134,7 +134,7 @@ async def test_releases_are_watched_for_whoever_waits_for_them() -> None:
     """Releases are requested only for senders that need them, because each costs a grant."""
     connection = Connection()
     queue, _ = queue_to(connection)
-    queue.put(TaskGroup.of(1, [b"x"]), Program(needs_release_acks=False))
+    queue.put(TaskGroup.of(1, [b"x"]), Program(acks_releases=False))
     queue.put(TaskGroup.of(2, [b"y"]), Program())
     queue.send_all()
     assert connection.sent == [([1], False), ([2], False)]

@@ -12,7 +12,7 @@ from helpers.sending import PLENTY, Sending, contents, groups, reopen
 from tuplewire.errors import ProtocolError
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, SettledMessages
-from tuplewire.session.send import SendWindow
+from tuplewire.session.send import SendSession
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.wire.messaging_pb2 import Ack
@@ -185,15 +185,15 @@ def test_the_last_message_that_is_unreleased_is_told() -> None:
     for first in (50, 3):
         sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).numbered(first, 0))
         sending.frames()
-        assert list(sending.window.last_unreleased().values()) == [first + 1]
+        assert list(sending.window.last_unreleased_sequences().values()) == [first + 1]
         released = 2 if first == 50 else 4
         sending.update(1 if first == 50 else 2, grants=(credit_of(1, PLENTY, PLENTY, released),))
-        assert sending.window.last_unreleased() == {}
+        assert sending.window.last_unreleased_sequences() == {}
 
 
-def window() -> SendWindow:
+def window() -> SendSession:
     """Return a window with a receiver that grants ample credit."""
-    state = SendWindow(SessionSettings())
+    state = SendSession(SessionSettings())
     reopen(state)
     return state
 
@@ -214,13 +214,13 @@ def inbound_of(settled: list[SettledMessages]) -> list[object]:
     return [each.inbound for each in settled]
 
 
-def updated(state: SendWindow, update: Ack) -> list[SettledMessages]:
+def updated(state: SendSession, update: Ack) -> list[SettledMessages]:
     """Return the messages that an update settles."""
     state.apply_ack(update)
     return state.take_settled()
 
 
-def mixed() -> SendWindow:
+def mixed() -> SendSession:
     """Return a window that has sent a retained, a plain and a retained message, all acknowledged."""
     state = window()
     assert state.offer([TaskGroup.of(1, [b"a"])], "a", retain=True)

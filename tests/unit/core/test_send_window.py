@@ -10,7 +10,7 @@ from helpers.cursors import credit_of
 from helpers.sending import PLENTY, Sending, contents, payloads
 
 from tuplewire.errors import MessageTooLargeError
-from tuplewire.session.ack_requests import MAX_UNREQUESTED, QUICK_FRAMES, QUICK_SECONDS, AckRequestPolicy
+from tuplewire.session.ack_requests import QUICK_FRAMES, QUICK_SECONDS, REQUEST_EVERY_FRAMES, AckRequestPolicy
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import Overflow
@@ -195,11 +195,11 @@ def test_one_of_two_flows_to_a_task_is_closed() -> None:
     sending.offer_groups(forwarded)
     frames = sending.frames()
     last = frames[-1].sequence
-    sending.update(last, grants=(credit_of(direct.flow, PLENTY, PLENTY, 1),))
+    sending.update(last, grants=(credit_of(direct.flow_id, PLENTY, PLENTY, 1),))
     for _ in range(2):
         sending.window.close_unused()
     assert not sending.window.all_released(1)
-    sending.update(last, grants=(credit_of(forwarded.flow, PLENTY, PLENTY, 1),))
+    sending.update(last, grants=(credit_of(forwarded.flow_id, PLENTY, PLENTY, 1),))
     for _ in range(2):
         sending.window.close_unused()
     assert sending.window.all_released(1)
@@ -213,9 +213,9 @@ def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
     forwarded = group.numbered(9, 0).as_forwarded(7).as_forwarded(8)
     sending.offer_groups(group.numbered(5, 0).as_forwarded(7), forwarded)
     sending.offer_groups(group.numbered(3, 0))
-    assert sending.window.last_unreleased() == {(1, 7): 10, (1, 0): 4}
+    assert sending.window.last_unreleased_sequences() == {(1, 7): 10, (1, 0): 4}
     sending.offer_groups(group.numbered(1, 0).as_forwarded(7).as_forwarded(8).as_forwarded(9))
-    assert sending.window.last_unreleased() == {(1, 7): 10, (1, 0): 4}
+    assert sending.window.last_unreleased_sequences() == {(1, 7): 10, (1, 0): 4}
 
 
 @pytest.mark.parametrize("reason", ["refused", "too large"])
@@ -243,7 +243,10 @@ APART = QUICK_SECONDS
 @pytest.mark.parametrize(
     ("times", "asking"),
     [
-        ([number * APART for number in range(2 * MAX_UNREQUESTED)], [MAX_UNREQUESTED, 2 * MAX_UNREQUESTED]),
+        (
+            [number * APART for number in range(2 * REQUEST_EVERY_FRAMES)],
+            [REQUEST_EVERY_FRAMES, 2 * REQUEST_EVERY_FRAMES],
+        ),
         ([number * APART / QUICK_FRAMES for number in range(3 * QUICK_FRAMES)], [4, 8, 12]),
         ([0.0, 0.9 * APART, 1.0 * APART, 1.1 * APART], []),
         ([number * APART for number in (10, 20, 30, 30.1, 30.2, 30.3)], [6]),
@@ -255,29 +258,29 @@ APART = QUICK_SECONDS
 def test_quick_frames_ask_more_often(times: list[float], asking: list[int]) -> None:
     """Every fourth frame requests an update if the last four were quick; otherwise, only every 32nd."""
     ack_requests = AckRequestPolicy()
-    assert [number for number, now in enumerate(times, 1) if ack_requests.ack_due(now)] == asking
+    assert [number for number, now in enumerate(times, 1) if ack_requests.ack_wanted(now)] == asking
 
 
 def test_a_frame_that_somebody_waits_for_asks() -> None:
     """A frame that a caller waits for requests an acknowledgement at any rate, and restarts the count."""
     ack_requests = AckRequestPolicy()
-    assert ack_requests.ack_due(0.0, urgent=True)
-    assert not ack_requests.ack_due(APART)
+    assert ack_requests.ack_wanted(0.0, urgent=True)
+    assert not ack_requests.ack_wanted(APART)
 
 
 def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
     """Up to 64 slow frames may be unacknowledged: twice the interval between requests."""
     sending = Sending()
     asking = []
-    for number in range(2 * MAX_UNREQUESTED):
+    for number in range(2 * REQUEST_EVERY_FRAMES):
         assert sending.offer(1)
         frame = sending.window.next_frame(1.0 + number * APART)
         assert frame is not None
         asking += [frame.sequence] * frame.ack_immediately
-    assert asking == [MAX_UNREQUESTED, 2 * MAX_UNREQUESTED]
+    assert asking == [REQUEST_EVERY_FRAMES, 2 * REQUEST_EVERY_FRAMES]
     assert sending.offer(1)
     assert sending.frame() is None
-    sending.update(MAX_UNREQUESTED)
+    sending.update(REQUEST_EVERY_FRAMES)
     assert sending.frame() is not None
 
 

@@ -10,10 +10,10 @@ from tuplewire_service.metrics.worker_metrics import CounterTotals, SeriesNames
 def test_first_come_first_kept() -> None:
     """Keys beyond the limit share `other`, and a key keeps its name while it exists."""
     names = SeriesNames(2)
-    assert names.of(["a", "b", "c"]) == {"a": "a", "b": "b", "c": "other"}
-    assert names.of(["c", "b", "a", "d"]) == {"a": "a", "b": "b", "c": "other", "d": "other"}
-    assert names.of(["b", "c", "e"]) == {"b": "b", "c": "other", "e": "e"}
-    assert names.of(["c", "a"]) == {"c": "other", "a": "a"}
+    assert names.names_of(["a", "b", "c"]) == {"a": "a", "b": "b", "c": "other"}
+    assert names.names_of(["c", "b", "a", "d"]) == {"a": "a", "b": "b", "c": "other", "d": "other"}
+    assert names.names_of(["b", "c", "e"]) == {"b": "b", "c": "other", "e": "e"}
+    assert names.names_of(["c", "a"]) == {"c": "other", "a": "a"}
 
 
 def test_no_total_falls_while_its_name_is_there() -> None:
@@ -29,7 +29,7 @@ def test_no_total_falls_while_its_name_is_there() -> None:
             connections[key] = (worker, count + dice.randrange(10))
             if dice.random() < 0.3:
                 del connections[key]
-        named = names.of(worker for worker, _ in connections.values())
+        named = names.names_of(worker for worker, _ in connections.values())
         now = totals.add_up({key: (named[worker], (count,)) for key, (worker, count) in connections.items()})
         for name in before.keys() & now.keys():
             assert now[name] >= before[name], name

@@ -187,7 +187,7 @@ def test_a_configuration_gives_the_same_object(kind: type[Settings], each: Setti
     config = made(kind, each)
     assert kind.from_conf(json.loads(json.dumps(config.conf()))) == config
     if each.storm:
-        plain = each.kind_at(each.storm).plain(right(each))
+        plain = each.kind_at(each.storm).to_plain(right(each))
         rest = {key: value for key, value in config.conf().items() if key != each.key}
         assert kind.from_conf({**rest, each.storm: plain}) == config
         if each.storm != each.key:

@@ -106,14 +106,14 @@ async def test_a_drain_waits_for_messages_without_room() -> None:
     assert not staged_here(sinks)
     sinks._requested_at.clear()  # the caller has disconnected
     assert publishing(sinks)
-    assert sinks.publications.unpublished() == {TASK: 3}
+    assert sinks.publications.unpublished_by_task() == {TASK: 3}
     consumed = []
     while publishing(sinks):
         consumed += queues.consume()
         await asyncio.sleep(0)
     consumed += queues.consume()
     assert consumed == [b"1", b"2", b"3", b"4", b"5"]
-    assert sinks.publications.unpublished() == {}
+    assert sinks.publications.unpublished_by_task() == {}
     assert await sinks.await_progress(SINK, 1) == (0, [])
 
 
@@ -122,7 +122,7 @@ async def test_a_drain_waits_for_whoever_asks() -> None:
     sinks, queues = made()
     staged = await stage(sinks, "0a", b"1", b"2", b"3")
     await sinks.publish(SINK, 1, [staged])
-    while sinks.publications.unpublished():
+    while sinks.publications.unpublished_by_task():
         queues.consume()
         await asyncio.sleep(0)
     assert publishing(sinks)

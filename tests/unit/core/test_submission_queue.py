@@ -24,10 +24,10 @@ def test_counts_are_of_everything_once() -> None:
     for _ in range(2):
         submitted.update_counts()
         assert (submitted.messages, submitted.size_bytes, submitted.by_flow) == (5, 6, {7: 4, 8: 1})
-    assert submitted.pending == len(submitted.entries) + submitted.extra_messages == 5
+    assert submitted.submitted_messages == len(submitted.entries) + submitted.extra_messages == 5
     submitted.reset_counts()
     del submitted.entries[:2]
-    assert (submitted.messages, submitted.pending, submitted.extra_messages) == (0, 1, 0)
+    assert (submitted.messages, submitted.submitted_messages, submitted.extra_messages) == (0, 1, 0)
     submitted.update_counts()
     assert (submitted.messages, submitted.size_bytes, submitted.by_flow) == (1, 1, {7: 1})
     submitted.entries.append((9, None, b"f"))
@@ -40,15 +40,19 @@ def test_room_is_for_entries_beside_those_counted() -> None:
     submitted = handed_over()
     submitted.update_counts()
     submitted.publish_space(100, 50 * MAX_SMALL_BYTES, 20, MESSAGE_LIMIT)
-    assert (submitted.entry_limit, submitted.total_entry_limit, submitted.max_small_bytes) == (
+    assert (submitted.any_task_entry_limit, submitted.total_entry_limit, submitted.max_small_bytes) == (
         23,
         53,
         MAX_SMALL_BYTES,
     )
     submitted.publish_space(10, 50 * MAX_SMALL_BYTES, 20, 100)
-    assert (submitted.entry_limit, submitted.total_entry_limit, submitted.max_small_bytes) == (13, 13, 100)
+    assert (submitted.any_task_entry_limit, submitted.total_entry_limit, submitted.max_small_bytes) == (
+        13,
+        13,
+        100,
+    )
     submitted.add([TaskGroup.of(7, [b"x"] * 100)])  # the next caller must count before it appends
-    assert submitted.entry_limit == submitted.total_entry_limit == 0
+    assert submitted.any_task_entry_limit == submitted.total_entry_limit == 0
 
 
 def test_messages_alone_become_columns() -> None:

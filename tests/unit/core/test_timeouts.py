@@ -11,7 +11,7 @@ import pytest
 
 from tuplewire import Client
 from tuplewire.errors import ConfigError
-from tuplewire.settings.config import SessionSettings, checked_timeout
+from tuplewire.settings.config import SessionSettings, check_timeout
 
 WRONG = [timedelta(seconds=5), "5", math.nan, [5]]
 each_wrong = pytest.mark.parametrize("wrong", WRONG, ids=lambda value: type(value).__name__)
@@ -42,5 +42,5 @@ def test_the_error_is_named(call: str, wrong: Any) -> None:
 
 def test_numbers_are_seconds() -> None:
     """Integers, fractions and infinity are seconds; None selects the setting."""
-    assert [checked_timeout(each) for each in (None, 0, 2.5, math.inf)] == [None, 0.0, 2.5, math.inf]
+    assert [check_timeout(each) for each in (None, 0, 2.5, math.inf)] == [None, 0.0, 2.5, math.inf]
     assert SessionSettings(flush_timeout_seconds=7).flush_timeout(None) == 7

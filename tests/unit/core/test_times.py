@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import Ledger
-from tuplewire.session.pressure import BLOCKED_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
+from tuplewire.session.pressure import BLOCKED_AFTER_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
 from tuplewire_service.worker.task_queue import QueueTimes
 from tuplewire_service.worker.timekeeper import (
-    INTERVAL_SECONDS,
+    _SAMPLE_SECONDS,
     BlockingTimes,
     LoopLag,
     StateSeconds,
@@ -120,13 +120,13 @@ def test_a_wait_counts_for_what_holds_messages_up(
 def test_a_blocked_loop_is_seen_by_every_probe_that_was_due() -> None:
     """Two blocked seconds count as nine late probes, not as one; a very long stop as a limited number."""
     lag = LoopLag(0.0)
-    wait = lag.probe(INTERVAL_SECONDS)
-    assert wait == pytest.approx(INTERVAL_SECONDS)
-    assert lag.probe(INTERVAL_SECONDS * 2 + 2.0) == pytest.approx(INTERVAL_SECONDS)
+    wait = lag.probe(_SAMPLE_SECONDS)
+    assert wait == pytest.approx(_SAMPLE_SECONDS)
+    assert lag.probe(_SAMPLE_SECONDS * 2 + 2.0) == pytest.approx(_SAMPLE_SECONDS)
     assert sum(lag.delays.counts) == 1 + 9
     assert sum(count for bound, count in buckets(lag.delays).items() if bound >= 1.0) == 6
     slept = LoopLag(0.0)
-    assert 0 < slept.probe(1e6) <= INTERVAL_SECONDS + 1e-6
+    assert 0 < slept.probe(1e6) <= _SAMPLE_SECONDS + 1e-6
     assert sum(slept.delays.counts) == 1000
 
 
@@ -176,7 +176,7 @@ async def test_the_mark_of_the_last_seconds_advances() -> None:
     now = 0.0
     times._clock = lambda: start + now
     for now, age in ((4.9, 4.9), (5.0, 5.0), (9.9, 9.9), (10.0, 5.0), (14.9, 9.9), (15.0, 5.0)):
-        looking = asyncio.create_task(times.sample())
+        looking = asyncio.create_task(times.sample_periodically())
         await asyncio.sleep(0)
         looking.cancel()
         assert start + now - times._recent_totals[0].seconds == pytest.approx(age)
@@ -214,7 +214,7 @@ def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
     window.messages = 1
     assert session.blocked_tasks() == {1}
     session.refresh(connected=False)
-    Clock.now += 2 * BLOCKED_SECONDS
+    Clock.now += 2 * BLOCKED_AFTER_SECONDS
     assert session.blocked_tasks() == {1, 2, 3}
     session.on_connected()
     assert session.blocked_tasks() == {1}
@@ -234,22 +234,22 @@ def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(Clock, "now", now)
         session.on_idle()
 
-    nothing = outbound.blocked_since
+    nothing = outbound.paused_since
     assert nothing is None
     assert not blocked(first, 100.0)
     idles(first, 1.0)
-    idles(first, 1.0 + BLOCKED_SECONDS)
+    idles(first, 1.0 + BLOCKED_AFTER_SECONDS)
     idles(second, 2.0)
-    assert outbound.blocked_since == 1.0
-    assert not blocked(first, 1.0 + BLOCKED_SECONDS / 2)
-    assert not blocked(first, 1.0 + BLOCKED_SECONDS)
-    assert blocked(first, 1.0 + 1.5 * BLOCKED_SECONDS)
-    assert not blocked(second, 1.0 + 1.5 * BLOCKED_SECONDS)
+    assert outbound.paused_since == 1.0
+    assert not blocked(first, 1.0 + BLOCKED_AFTER_SECONDS / 2)
+    assert not blocked(first, 1.0 + BLOCKED_AFTER_SECONDS)
+    assert blocked(first, 1.0 + 1.5 * BLOCKED_AFTER_SECONDS)
+    assert not blocked(second, 1.0 + 1.5 * BLOCKED_AFTER_SECONDS)
     first.on_resume()
     assert not blocked(first, 100.0)
     idles(first, 4.0)
-    assert outbound.blocked_since == 2.0
-    assert not blocked(first, 4.0 + BLOCKED_SECONDS / 2)
+    assert outbound.paused_since == 2.0
+    assert not blocked(first, 4.0 + BLOCKED_AFTER_SECONDS / 2)
 
 
 def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:

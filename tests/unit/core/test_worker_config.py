@@ -17,7 +17,13 @@ from tuplewire.errors import ConfigError
 from tuplewire.settings.settings import SECONDS, SIZE, Kind, integer, settings_of
 from tuplewire_service.command.cli import command_parser, main
 from tuplewire_service.config.config_sources import load
-from tuplewire_service.config.worker_config import ADVERTISED, FILE_MODE, HOST_PORT, SOCKET_PATH, WorkerConfig
+from tuplewire_service.config.worker_config import (
+    ADVERTISED_ADDRESS,
+    FILE_MODE,
+    HOST_PORT,
+    SOCKET_PATH,
+    WorkerConfig,
+)
 from tuplewire_service.security.permissions import read_rules
 
 
@@ -84,7 +90,7 @@ def test_bad_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
         (HOST_PORT, "127.0.0.1"),
         (HOST_PORT, ":6700"),
         (HOST_PORT, "h:\uff16"),
-        (ADVERTISED, "10.0.0.1:0"),
+        (ADVERTISED_ADDRESS, "10.0.0.1:0"),
         (FILE_MODE, "0888"),
         (FILE_MODE, "0"),
         (FILE_MODE, "7777"),
@@ -101,10 +107,10 @@ def test_bad_values(kind: Kind, text: str) -> None:
     [
         (HOST_PORT, "[::1]:6700", "[::1]:6700"),
         (HOST_PORT, "localhost:0", "localhost:0"),
-        (ADVERTISED, "10.0.0.1", "10.0.0.1"),
-        (ADVERTISED, "[::1]", "[::1]"),
-        (ADVERTISED, "fd00::1", "[fd00::1]"),
-        (ADVERTISED, "pod-1:6700", "pod-1:6700"),
+        (ADVERTISED_ADDRESS, "10.0.0.1", "10.0.0.1"),
+        (ADVERTISED_ADDRESS, "[::1]", "[::1]"),
+        (ADVERTISED_ADDRESS, "fd00::1", "[fd00::1]"),
+        (ADVERTISED_ADDRESS, "pod-1:6700", "pod-1:6700"),
         (FILE_MODE, "0660", 0o660),
         (FILE_MODE, 0o660, 0o660),
         (SOCKET_PATH, "unix:///run/x.sock", "/run/x.sock"),
@@ -134,7 +140,7 @@ def test_every_setting_has_a_flag_with_help(
         assert "example: tuplewire worker" in shown[-1]
         assert not group or f"--help {group}" in " ".join(shown[0].split())
     for known in settings_of(WorkerConfig).values():
-        value = f"[{known.kind.metavar}]" if known.is_flag else known.kind.metavar
+        value = f"[{known.kind.metavar}]" if known.is_boolean else known.kind.metavar
         (screen,) = [each for each in shown if f"{known.flag} {value}" in each]
         assert known.variable in screen
 

@@ -11,7 +11,7 @@ ROWS = """
 import tuplewire.spark.reader, tuplewire.spark.writer
 from tuplewire import TaskGroup, TaskMessageBatch
 from tuplewire.spark.columns import read_batch
-groups = TaskGroup.of(1, [b'a', b'b']).with_time(5000), TaskGroup.of(1, [b'c'], 7)
+groups = TaskGroup.of(1, [b'a', b'b']).with_default_time(5000), TaskGroup.of(1, [b'c'], 7)
 rows = read_batch(groups, 1, headers=True)
 assert len(TaskMessageBatch.from_arrow(rows['task'], rows['message'])) == 3
 """

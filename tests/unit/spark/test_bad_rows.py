@@ -33,7 +33,7 @@ GOOD = pa.array([1, 2, 1], pa.int32()), batch(pa.array([b"a", b"bb", b"ccc"]))
 def test_good_rows_stay_as_they_are(kind: pa.DataType, text: pa.DataType) -> None:
     """Valid rows of any type are not copied."""
     tasks, good = GOOD[0].cast(kind), batch(GOOD[1].column("message").cast(text))
-    kept = rows().check(tasks, good)
+    kept = rows().filter(tasks, good)
     assert kept[0] is tasks
     assert kept[1] is good
     assert kept[2] == []
@@ -57,9 +57,9 @@ def test_good_rows_stay_as_they_are(kind: pa.DataType, text: pa.DataType) -> Non
 def test_the_first_bad_row_is_named(task: Any, message: Any, why: str) -> None:
     """The error contains the number in the partition, the problem and the value."""
     bad = rows()
-    bad.check(*GOOD)
+    bad.filter(*GOOD)
     with pytest.raises(BadRowsError) as error:
-        bad.check(pa.array([2, task, task], pa.int64()), batch(pa.array([b"x", message, message])))
+        bad.filter(pa.array([2, task, task], pa.int64()), batch(pa.array([b"x", message, message])))
     assert f"row 4 of partition 7: {why}".replace("\\\\\\\\", "\\\\") in str(error.value)
     assert "2 of the 3 rows from 3 on cannot be sent" in str(error.value)
 
@@ -67,7 +67,7 @@ def test_the_first_bad_row_is_named(task: Any, message: Any, why: str) -> None:
 def test_dropped_rows_are_counted() -> None:
     """Bad rows are counted, and the other rows continue in order."""
     bad = rows("drop")
-    tasks, kept, told = bad.check(pa.array([1, None, 2, 9]), batch(pa.array(["a", "b", "c", "d"])))
+    tasks, kept, told = bad.filter(pa.array([1, None, 2, 9]), batch(pa.array(["a", "b", "c", "d"])))
     assert (tasks.to_pylist(), told, bad.count) == ([1, 2], [], 2)
     assert kept.to_pydict() == {"message": ["a", "c"], "key": [0, 2]}
 
@@ -75,8 +75,8 @@ def test_dropped_rows_are_counted() -> None:
 def test_rows_for_a_task_of_their_own_are_told_of() -> None:
     """If `badRows` is a task, it receives each bad row with the reason and its position."""
     bad = rows(2)
-    bad.check(*GOOD)
-    tasks, kept, told = bad.check(pa.array([1, None, 9]), batch(pa.array(["a", "b", "d"])))
+    bad.filter(*GOOD)
+    tasks, kept, told = bad.filter(pa.array([1, None, 9]), batch(pa.array(["a", "b", "d"])))
     assert (tasks.to_pylist(), kept.to_pydict()) == ([1], {"message": ["a"], "key": [0]})
     first, second = map(json.loads, told)
     assert (first["task"], first["message"], first["partition"], first["row"]) == (None, "b", 7, 4)
@@ -89,9 +89,9 @@ def test_a_task_that_is_assigned_later_is_found() -> None:
     known = {1}
     bad = BadRowFilter("fail", 0, 4, lambda tasks: tasks & known)
     with pytest.raises(BadRowsError):
-        bad.check(*GOOD)
+        bad.filter(*GOOD)
     known.add(2)
-    assert bad.check(*GOOD)[2] == []
+    assert bad.filter(*GOOD)[2] == []
 
 
 def test_new_tasks_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +103,10 @@ def test_new_tasks_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(pb.Assignment(topology="t", workers=[worker]))
         return asked[-1]
 
-    monkeypatch.setattr(ControlClient, "assignment", assignment)
+    monkeypatch.setattr(ControlClient, "get_assignment", assignment)
     sorting = BadRowFilter(
         "fail", 7, 4, SinkWorkers(sink_options({"address": "w:1", "topology": "t"})).find_assigned
     )
     for _ in range(2):
-        sorting.check(*GOOD)
+        sorting.filter(*GOOD)
     assert len(asked) == 1

@@ -24,7 +24,7 @@ from tuplewire.values.group import TaskGroup
 
 def delivery(first: int, *payloads: bytes, accepted_micros: int = 0) -> Delivery:
     """Return messages of task 4, starting at a sequence."""
-    return Delivery(first, TaskGroup.of(4, list(payloads)).with_time(accepted_micros))
+    return Delivery(first, TaskGroup.of(4, list(payloads)).with_default_time(accepted_micros))
 
 
 class AllTasks(SinkWorkers):
@@ -44,7 +44,7 @@ def router(grouping: str, partition: int = 0) -> RowRouter:
 
 def groups_of(router: RowRouter, batch: pa.RecordBatch) -> list[TaskGroup]:
     """Return the groups for a batch of rows."""
-    return [group for rows in router.checked_rows([batch]) for group in router.groups(rows)]
+    return [group for rows in router.check_rows([batch]) for group in router.to_groups(rows)]
 
 
 def routed(router: RowRouter, batch: pa.RecordBatch) -> dict[int, list[bytes]]:

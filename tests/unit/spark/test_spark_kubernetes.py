@@ -24,7 +24,7 @@ def test_the_file_says_the_same() -> None:
 
 def test_the_grace_period_has_room_for_all() -> None:
     """The grace period is the sum of the executor's, drain and close times, in whole seconds."""
-    given = settings("t.yaml", drain_seconds=60.5, executor_seconds=10)
+    given = settings("t.yaml", drain_seconds=60.5, executor_exit_seconds=10)
     assert given[GRACE] == "76s"
     assert given["spark.executor.decommission.forceKillTimeout"] == "10s"
 
@@ -34,8 +34,8 @@ def test_wrong_times(wrong: float) -> None:
     """The error names the invalid time."""
     with pytest.raises(ConfigError, match="drain_seconds must be a number of more than 0"):
         settings("t.yaml", drain_seconds=wrong)
-    with pytest.raises(ConfigError, match="executor_seconds must be a number of more than 0"):
-        settings("t.yaml", executor_seconds=wrong)
+    with pytest.raises(ConfigError, match="executor_exit_seconds must be a number of more than 0"):
+        settings("t.yaml", executor_exit_seconds=wrong)
 
 
 def test_no_template() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.entry_runs import EntryRuns, merge, redeliverable
+from tuplewire.spark.entry_runs import EntryRuns, filter_redeliverable, merge
 from tuplewire.spark.offsets import (
     DataLossError,
     Offset,
@@ -224,7 +224,7 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
 def test_last_sequences_stay_short() -> None:
     """Only the latest of the inactive entry workers are remembered."""
     before = dict.fromkeys(range(500), 1)
-    assert list(redeliverable(before, {})) == list(range(400, 500))
+    assert list(filter_redeliverable(before, {})) == list(range(400, 500))
 
 
 def test_loss_is_told_with_how_much() -> None:
@@ -236,7 +236,7 @@ def test_loss_is_told_with_how_much() -> None:
     dropped = loss_error(3, offset, PreviousOwner(5), 7)
     assert "up to 5 messages" in str(dropped)
     assert all("w:1" in str(each) and "failOnDataLoss=false" in str(each) for each in (died, dropped))
-    assert not PreviousOwner().lost
+    assert not PreviousOwner().has_lost
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_starting_offsets(text: str, starts: str) -> None:
     """Offsets start at one position for all tasks, or for each task; the default is the earliest."""
     more = {"startingOffsets": text} if text else {}
     options = source_options({**WHERE, "tasks": "1,2", **more})
-    assert [options.starts_at(task) for task in (1, 2)] == starts.split()
+    assert [options.starting_offset(task) for task in (1, 2)] == starts.split()
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_settings_of_the_client() -> None:
     """Client settings have a prefix, in any case; the worker's limit is the default and the maximum."""
     options = sink_options({**WHERE, "tuplewire.Max_Message_Bytes": "3MiB", "tuplewire.tls_ca": "/ca.pem"})
     assert options.credentials().tls_ca == "/ca.pem"
-    assert options.session(8 * MIB) == {"max_message_bytes": 3 * MIB, "max_pending_bytes": 64 * MIB}
-    assert options.session(2 * MIB)["max_message_bytes"] == 2 * MIB
-    assert sink_options(WHERE).session(80 * MIB) == {
+    assert options.session_settings(8 * MIB) == {"max_message_bytes": 3 * MIB, "max_pending_bytes": 64 * MIB}
+    assert options.session_settings(2 * MIB)["max_message_bytes"] == 2 * MIB
+    assert sink_options(WHERE).session_settings(80 * MIB) == {
         "max_message_bytes": 80 * MIB,
         "max_pending_bytes": 80 * MIB,
     }

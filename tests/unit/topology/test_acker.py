@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuplewire_topology.acking.acker import LocalTracker, Root, TupleUpdates
+from tuplewire_topology.acking.acker import LocalTracker, TreeKey, TupleUpdates
 from tuplewire_topology.authoring.tuples import ACK_STREAM, AddressedTuples, Roots, Stream, Tuple, TupleSource
 
 A, B = (7, "a"), (8, "b")
@@ -24,8 +24,8 @@ class Told:
 
     def update(
         self,
-        began: Sequence[Root] = (),
-        copies: Sequence[Root] = (),
+        began: Sequence[TreeKey] = (),
+        copies: Sequence[TreeKey] = (),
         acked: Sequence[Roots] = (),
         failed: Sequence[Roots] = (),
     ) -> None:

@@ -45,7 +45,7 @@ def test_a_call_is_timed_from_look_to_look() -> None:
         (ExecutorActivity.ACK, 6),
     ):
         now += 1
-        pulse.activity, pulse.calls = doing, calls
+        pulse.activity, pulse.step_count = doing, calls
         seen.append(pulse.call_seconds())
     assert seen == [0, 0, 1, 2, 0, 1, 0, 0, 0, 0, 1]
 

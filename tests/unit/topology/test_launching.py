@@ -21,7 +21,7 @@ SECONDS = 60.0
 
 def python(program: str, log: Path, **more: Any) -> Command:
     """Return the command that runs a program."""
-    return Command(name="it", arguments=[sys.executable, "-c", program], log=log, **more)
+    return Command(name="it", arguments=[sys.executable, "-c", program], log_path=log, **more)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_a_child_that_does_not_end_is_killed(tmp_path: Path) -> None:
 def test_no_such_program(tmp_path: Path) -> None:
     """A missing program is an error that names it."""
     with pytest.raises(LaunchError, match=r"it cannot be started: .*no/such"):
-        Child(Command(name="it", arguments=["/no/such"], log=tmp_path / "log"))
+        Child(Command(name="it", arguments=["/no/such"], log_path=tmp_path / "log"))
 
 
 def supervised(tmp_path: Path, program: str, restarts: int) -> WorkerProcess:
     """Run a program that never binds an address, and restart it if it fails."""
     process = WorkerProcess(
         python(program, tmp_path / "log"),
-        LaunchSettings(restarts=restarts, start_seconds=SECONDS),
+        LaunchSettings(max_restarts=restarts, start_seconds=SECONDS),
         listen="127.0.0.1:0",
         address_file=tmp_path / "address.json",
         credentials=Credentials(),

@@ -100,7 +100,7 @@ def test_from_the_opening_to_the_end() -> None:
     talk = Conversation()
     assert talk.tell(mail(0, ControlKind.READY)) == []
     assert talk.tell(mail(1, ControlKind.READY)) == [
-        Order(ControlKind.SET_ACTIVE, (True, True)),
+        Order(ControlKind.SET_STATE, (True, True)),
         Order(ControlKind.GET_REPORT, (1,)),
     ]
     assert talk.tell(report(0, 1)) == []
@@ -127,18 +127,18 @@ def test_an_inactive_topology_is_not_over() -> None:
     talk = Conversation()
     talk.tell(mail(0, ControlKind.READY), mail(1, ControlKind.READY))
     assert talk.tell(mail(-1, ControlKind.STATE, False, None)) == [
-        Order(ControlKind.SET_ACTIVE, (False, True))
+        Order(ControlKind.SET_STATE, (False, True))
     ]
     assert talk.wave(1) == []
     assert talk.coordinator.wait_seconds(talk.now) > 0
     for _ in range(200):  # seconds, longer than the silence limit of a PySpark task
         assert talk.tell() == []
     assert talk.tell(mail(-1, ControlKind.STATE, True, None)) == [
-        Order(ControlKind.SET_ACTIVE, (True, True)),
+        Order(ControlKind.SET_STATE, (True, True)),
         Order(ControlKind.GET_REPORT, (2,)),
     ]
     assert talk.tell(mail(-1, ControlKind.STATE, False, None)) == [
-        Order(ControlKind.SET_ACTIVE, (False, True))
+        Order(ControlKind.SET_STATE, (False, True))
     ]
     assert talk.wave(2) == []
     stopped = talk.tell(mail(-1, ControlKind.STATE, True, True))

@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch, tracing
 from tuplewire.errors import BufferFullError, ConfigError
-from tuplewire.tracing.context import MAX_CONTEXTS, context_of, entry_for, sampled_contexts, with_context
+from tuplewire.tracing.context import MAX_CONTEXTS, context_of, encode_context, sampled_contexts, with_context
 from tuplewire.tracing.program_observer import ProgramObserver
 from tuplewire.tracing.spans import Tracing
 from tuplewire.tracing.tracing_settings import TracingSettings
@@ -67,7 +67,7 @@ def test_what_is_no_sampled_context_is_left_alone(value: str) -> None:
 
 def test_no_more_contexts_than_are_looked_at() -> None:
     """Untrusted senders cannot increase the number of spans per group beyond the limit."""
-    many = b"".join(entry_for(f"00-{each + 1:032x}-00f067aa0ba902b7-01") for each in range(200))
+    many = b"".join(encode_context(f"00-{each + 1:032x}-00f067aa0ba902b7-01") for each in range(200))
     assert len(sampled_contexts(many)) == MAX_CONTEXTS
 
 
@@ -77,7 +77,7 @@ def test_a_group_gets_a_context(messages: list[tuple[bytes, bytes | None, list[t
     payloads, keys, headers = map(list, zip(*messages, strict=True))
     batch = TaskMessageBatch.from_columns(7, payloads, keys=keys, headers=headers)
     for group in batch.groups:
-        traced = with_context(group, entry_for(CONTEXT, "a=1"), 10_000).validate()
+        traced = with_context(group, encode_context(CONTEXT, "a=1"), 10_000).validate()
         assert traced.payloads() == group.payloads()
         before = group.encoded_headers() or [b""] * len(group)
         for old, new in zip(before, traced.encoded_headers() or (), strict=True):
@@ -89,14 +89,14 @@ def test_a_group_gets_a_context(messages: list[tuple[bytes, bytes | None, list[t
 def test_a_context_makes_no_message_too_large() -> None:
     """A message without space for a context is sent without one."""
     group = TaskGroup.of(1, [b"x" * 100])
-    assert with_context(group, entry_for(CONTEXT), 100 + len(entry_for(CONTEXT)) - 1) is group
-    assert with_context(group, entry_for(CONTEXT), 100 + len(entry_for(CONTEXT))) is not group
+    assert with_context(group, encode_context(CONTEXT), 100 + len(encode_context(CONTEXT)) - 1) is group
+    assert with_context(group, encode_context(CONTEXT), 100 + len(encode_context(CONTEXT))) is not group
 
 
 def test_a_programs_own_context_stays() -> None:
     """A group that already has a context is sent unchanged."""
     (group,) = as_groups(1, b"x", None, None, [("traceparent", b"mine")])
-    assert with_context(group, entry_for(CONTEXT), 1000) is group
+    assert with_context(group, encode_context(CONTEXT), 1000) is group
 
 
 async def test_off_means_no_observer() -> None:
@@ -142,7 +142,7 @@ def test_variables() -> None:
     with pytest.raises(ConfigError, match=f"{ratio} must be a number from 0 to 1, not '2'"):
         TracingSettings.from_environment({ratio: "2"})
     with pytest.raises(ConfigError, match="trace_sample_ratio must be a number from 0 to 1"):
-        tracing.enable(sample=-1)
+        tracing.enable(sample_ratio=-1)
 
 
 _FORKED = """

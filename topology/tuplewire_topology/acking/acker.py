@@ -110,8 +110,8 @@ def unpack_uint64(block: Any) -> Sequence[int]:
 
 def check_roots(roots: Roots, acker_tasks: range) -> None:
     """Raise MalformedTupleError if no acker task of this topology can have these roots."""
-    for acker, pair in roots:
-        if acker not in acker_tasks or not isinstance(pair, bytes) or len(pair) != ID_STRUCT.size:
+    for acker, id_bytes in roots:
+        if acker not in acker_tasks or not isinstance(id_bytes, bytes) or len(id_bytes) != ID_STRUCT.size:
             raise MalformedTupleError(f"{roots!r} is not a message id of a topology with acker tasks")
 
 
@@ -122,9 +122,9 @@ def check_roots(roots: Roots, acker_tasks: range) -> None:
 class _XorTree:
     """`spout` is None until the spout reports the root. `is_reported`: the spout has got the outcome."""
 
-    edges: int = 0
+    edge_xor: int = 0
     spout: int | None = None
-    failed: bool = False
+    has_failed: bool = False
     is_reported: bool = False
 
 
@@ -148,30 +148,30 @@ class AckerTrees(RotatingMap[int, _XorTree]):
             raise MalformedTupleError(f"{len(edges)} edges for {len(roots)} roots")
         spout = message.source_task if message.source_stream == INIT_STREAM else None
         pairs = zip(roots, edges, strict=True)
-        return list(_flat(self._update(root, edge, spout, failed=failed) for root, edge in pairs))
+        return list(_flatten(self._update(root, edge, spout, failed=failed) for root, edge in pairs))
 
     def _update(self, root: int, edge: int, spout: int | None, *, failed: bool) -> list[TreeOutcome]:
         tree = self.get(root)
         if tree is None:
             tree = _XorTree()
             self.put(root, tree)
-        tree.edges ^= edge
-        tree.failed |= failed
+        tree.edge_xor ^= edge
+        tree.has_failed |= failed
         if tree.spout is None:
             tree.spout = spout
         if tree.spout is None:
             return []  # a bolt's report arrived before the spout's
-        report_now = not tree.is_reported and (tree.failed or not tree.edges)
+        report_now = not tree.is_reported and (tree.has_failed or not tree.edge_xor)
         tree.is_reported |= report_now
-        if not tree.edges and not failed:  # after a failure, its edges follow in the next tuple
+        if not tree.edge_xor and not failed:  # after a failure, its edges follow in the next tuple
             self.pop(root)
-        return [(tree.spout, root, not tree.failed)] if report_now else []
+        return [(tree.spout, root, not tree.has_failed)] if report_now else []
 
 
 _roots = attrgetter("roots")
-_flat = chain.from_iterable
+_flatten = chain.from_iterable
 
-Root = tuple[int, Any]
+TreeKey = tuple[int, Any]
 """A spout's task and a message id of this task."""
 
 
@@ -186,15 +186,15 @@ class TupleUpdates:
     """The changes of one task since its previous report.
 
     `started_keys` comes from start_tracking(), and `columns` the tuples for each task. `unsent`
-    tuples are not sent, because of an error. `acked` and `failed` are the roots of acked and failed copies.
+    tuples are not sent, because of an error. `acked_roots` and `failed_roots`: of acked and failed copies.
     """
 
     task: int
     started_keys: Sequence[Any]
     columns: Sequence[AddressedTuples]
     unsent: Sequence[Tuple]
-    acked: Sequence[Roots]
-    failed: Sequence[Roots]
+    acked_roots: Sequence[Roots]
+    failed_roots: Sequence[Roots]
 
 
 class LocalTracker:
@@ -206,7 +206,7 @@ class LocalTracker:
     def __init__(self, on_outcomes: Callable[[AddressedTuples], None]) -> None:
         self._on_outcomes = on_outcomes
         self._lock = threading.Lock()
-        self._trees: dict[Root, _CountedTree] = {}
+        self._trees: dict[TreeKey, _CountedTree] = {}
 
     def start_tracking(self, emitted: Sequence[EmittedTuples]) -> list[tuple[Any, Any]]:
         """Return (key, message id) of each tuple with an id. Outcomes are reported under these keys."""
@@ -218,16 +218,16 @@ class LocalTracker:
     def report(self, updates: TupleUpdates) -> list[AddressedTuples]:
         """Apply changes, before the columns are sent. Ignores finished trees. Always returns no tuples."""
         tuples = chain(updates.unsent, *(column.tuples for column in updates.columns))
-        copies = Counter(_flat(map(_roots, tuples)))
-        failed = [*updates.failed, *(message.roots for message in updates.unsent)]
-        if not (updates.started_keys or copies or updates.acked or failed):
+        copies = Counter(_flatten(map(_roots, tuples)))
+        failed = [*updates.failed_roots, *(message.roots for message in updates.unsent)]
+        if not (updates.started_keys or copies or updates.acked_roots or failed):
             return []
         finished: dict[int, list[Tuple]] = {}
         # Counted in C, without the lock. Design: docs/design/acking.md (tuples in sequence).
-        acked_copies, failed_copies = Counter(_flat(updates.acked)), Counter(_flat(failed))
+        acked_copies, failed_copies = Counter(_flatten(updates.acked_roots)), Counter(_flatten(failed))
         with self._lock:
             trees = self._trees
-            touched: dict[Root, None] = {}
+            touched: dict[TreeKey, None] = {}
             for key in updates.started_keys:
                 root = updates.task, key
                 trees.setdefault(root, _CountedTree())  # a message id that is still pending shares its tree
@@ -249,7 +249,7 @@ class LocalTracker:
         self._send_outcomes(finished)
         return []
 
-    def fail_lost(self, held_copies: Mapping[Root, int], removed_spouts: Collection[int] = ()) -> None:
+    def fail_lost(self, held_copies: Mapping[TreeKey, int], removed_spouts: Collection[int] = ()) -> None:
         """Fail the trees that lost copies with a worker. No tuple may be in flight during the call.
 
         `held_copies` is the number of copies by root that bolts hold. A tree with more copies fails; its
@@ -289,7 +289,7 @@ class AckerClient:
         self._ackers = topology.tasks_of(ACKER_COMPONENT)
         self._edges_source = topology.source(task, INIT_STREAM if kind is ComponentKind.SPOUT else ACK_STREAM)
         self._fail_source = topology.source(task, FAIL_STREAM)
-        self._own_factor = factor_of(task)
+        self._task_factor = factor_of(task)
         self._random_bits = random.Random(seed).getrandbits  # noqa: S311 - ids, not secrets
 
     def start_tracking(self, emitted: Sequence[EmittedTuples]) -> list[tuple[Any, Any]]:
@@ -312,8 +312,8 @@ class AckerClient:
             for message in batch.tuples:
                 if message.roots:
                     number = (self._random_bits(64) | 1).to_bytes(8, "little")  # odd, so no edge is 0
-                    roots = dict.fromkeys((acker, pair[:_ROOT_BYTES]) for acker, pair in message.roots)
-                    message.roots = tuple((acker, root + number) for acker, root in roots)
+                    acker_roots = dict.fromkeys((acker, pair[:_ROOT_BYTES]) for acker, pair in message.roots)
+                    message.roots = tuple((acker, root + number) for acker, root in acker_roots)
 
     def report(self, updates: TupleUpdates) -> list[AddressedTuples]:
         """Return reports for acker tasks. Failures precede edges, which may end the tree."""
@@ -323,10 +323,10 @@ class AckerClient:
         for column in updates.columns:
             ids = [message.roots for message in column.tuples if message.roots]
             _xor_edges(edges, ids, factor_of(column.task))
-        _xor_edges(edges, updates.acked, self._own_factor)
-        _xor_edges(edges, updates.failed, self._own_factor)
+        _xor_edges(edges, updates.acked_roots, self._task_factor)
+        _xor_edges(edges, updates.failed_roots, self._task_factor)
         failures: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        for roots in (*updates.failed, *(message.roots for message in updates.unsent)):
+        for roots in (*updates.failed_roots, *(message.roots for message in updates.unsent)):
             for acker, pair in roots:
                 failures[acker][ID_STRUCT.unpack(pair)[0]] = None
         reports = []
@@ -335,8 +335,8 @@ class AckerClient:
             if acker in failures:
                 tuples.append(Tuple([pack_uint64(failures[acker])], self._fail_source))
             if acker in edges:
-                sums = edges[acker]
-                tuples.append(Tuple([pack_uint64(sums), pack_uint64(sums.values())], self._edges_source))
+                xors = edges[acker]
+                tuples.append(Tuple([pack_uint64(xors), pack_uint64(xors.values())], self._edges_source))
             reports.append(AddressedTuples(acker, tuples))
         return reports
 
@@ -350,8 +350,8 @@ def _xor_edges(edges: defaultdict[int, dict[int, int]], ids: Iterable[Roots], fa
     for roots in ids:
         for acker, pair in roots:
             root, number = unpack(pair)
-            sums = edges[acker]
-            sums[root] = sums.get(root, 0) ^ (number * factor & EDGE_MASK)
+            xors = edges[acker]
+            xors[root] = xors.get(root, 0) ^ (number * factor & EDGE_MASK)
 
 
 def tracking_keys(outcome: Tuple) -> Sequence[Any]:

@@ -54,7 +54,7 @@ class Outbox:
         """The serializer, if topology.testing.always.try.serialize is set: used to detect changed values."""
         self.on_emit: Callable[[str, Tuple], None] | None = None
         """Called with each stream name and tuple if tracing is on."""
-        self._emitted_forms: list[tuple[Tuple, bytes | None]] = []
+        self._emitted_payloads: list[tuple[Tuple, bytes | None]] = []
 
     def __len__(self) -> int:
         return self._count
@@ -73,7 +73,7 @@ class Outbox:
         if self.on_emit is not None:
             self.on_emit(stream, message)
         if self.serialize is not None:
-            self._emitted_forms.append((message, self._serialize_or_none(message)))
+            self._emitted_payloads.append((message, self._serialize_or_none(message)))
         last = self._last
         if last is not None and last.source is port.source and last.target_task == task:
             last.tuples.append(message)  # one run is routed by one call of a grouping
@@ -84,7 +84,7 @@ class Outbox:
 
     def take_all(self) -> list[EmittedTuples]:
         """Remove and return all tuples. With `serialize`, raises MessageError if a value has changed."""
-        emitted_forms, self._emitted_forms = self._emitted_forms, []
+        emitted_forms, self._emitted_payloads = self._emitted_payloads, []
         # Within a worker, tuples are passed by reference, so receivers would see a change.
         for message, form in emitted_forms:
             if form is not None and self._serialize_or_none(message) != form:
@@ -109,21 +109,21 @@ class Outbox:
             return MessageError(f"{self._component.id!r} declares no stream {stream!r}; it declares {known}")
         fields = ", ".join(port.source.stream.fields) or "none"
         if isinstance(values, _TEXT):
-            what = f"a single {type(values).__name__}: write [value]"
+            problem = f"a single {type(values).__name__}: write [value]"
         else:
-            what = f"{len(values)} value(s)"
+            problem = f"{len(values)} value(s)"
         return MessageError(
-            f"stream {stream!r} of {self._component.id!r} has the fields {fields}; this is {what}"
+            f"stream {stream!r} of {self._component.id!r} has the fields {fields}; this is {problem}"
         )
 
     def _target_error(self, port: _Port, task: int | None) -> MessageError:
-        what = f"stream {port.source.stream.name!r} of {self._component.id!r}"
+        stream = f"stream {port.source.stream.name!r} of {self._component.id!r}"
         if port.direct_targets is None:
-            return MessageError(f"{what} is not direct: use emit, or declare the stream with direct=True")
+            return MessageError(f"{stream} is not direct: use emit, or declare the stream with direct=True")
         if task is None:
-            return MessageError(f"{what} is direct: use emit_direct, and name the task")
+            return MessageError(f"{stream} is direct: use emit_direct, and name the task")
         known = ", ".join(map(str, sorted(port.direct_targets))) or "none"
-        return MessageError(f"task {task} does not subscribe to {what}; those that do are {known}")
+        return MessageError(f"task {task} does not subscribe to {stream}; those that do are {known}")
 
 
 class _Collector:

@@ -175,8 +175,8 @@ class Topology:
                 f"{source.component}.{source.stream} by {source.grouping} {', '.join(source.fields)}".rstrip()
                 for source in each.inputs
             )
-            named = f"{tasks[0]}-{tasks[-1]}" if len(tasks) > 1 else tasks[0]
-            rows.append((each.id, each.kind, each.parallelism, named, inputs))
+            task_ids = f"{tasks[0]}-{tasks[-1]}" if len(tasks) > 1 else tasks[0]
+            rows.append((each.id, each.kind, each.parallelism, task_ids, inputs))
         title = f"{counted(len(self.components), 'component')}, {counted(len(self.tasks), 'task')}"
         return html_table(title, ("component", "kind", "executors", "tasks", "inputs"), rows)
 
@@ -184,8 +184,8 @@ class Topology:
         source = self.components.get(subscription.component)
         if source is None:
             known = ", ".join(map(repr, self.components))
-            what = f"{subscription.component!r}, which is not a component"
-            raise TopologyError(f"{bolt.id!r} subscribes to {what}; known are {known}")
+            source_text = f"{subscription.component!r}, which is not a component"
+            raise TopologyError(f"{bolt.id!r} subscribes to {source_text}; known are {known}")
         stream = source.stream(subscription.stream)
         stream.positions(subscription.fields)  # raises for an unknown field
         if stream.direct != (subscription.grouping is GroupingType.DIRECT):
@@ -257,14 +257,14 @@ class Topology:
 
     def _upstream(self, component: str) -> set[str]:
         """Return a component and all its ancestors. The set grows downstream, but not within a cycle."""
-        found: set[str] = set()
-        left = [component]
-        while left:
-            name = left.pop()
-            if name not in found and name != ACKER_COMPONENT:  # acks would make a cycle of everything
-                found.add(name)
-                left += [subscription.component for subscription in self.components[name].inputs]
-        return found
+        ancestors: set[str] = set()
+        pending = [component]
+        while pending:
+            name = pending.pop()
+            if name not in ancestors and name != ACKER_COMPONENT:  # acks would make a cycle of everything
+                ancestors.add(name)
+                pending += [subscription.component for subscription in self.components[name].inputs]
+        return ancestors
 
     def source(self, task: int, stream: str) -> TupleSource:
         """Return the source of a task's stream. Raises TopologyError for an unknown task or stream."""
@@ -274,29 +274,29 @@ class Topology:
 
 def _check_component(component: Component) -> None:
     check_name(component.id, "a component's id")
-    what = f"{component.kind} {component.id!r}"
+    subject = f"{component.kind} {component.id!r}"
     names = [stream.name for stream in component.streams]
     if len(set(names)) < len(names):
-        raise TopologyError(f"{what} declares the stream {max(names, key=names.count)!r} twice")
+        raise TopologyError(f"{subject} declares the stream {max(names, key=names.count)!r} twice")
     for name, number in (("parallelism", component.parallelism), ("number of tasks", component.n_tasks)):
         if type(number) is not int or number < 1:
-            raise TopologyError(f"{what} has the {name} {number!r}; it is an integer from 1")
+            raise TopologyError(f"{subject} has the {name} {number!r}; it is an integer from 1")
     if component.parallelism > component.n_tasks:
         raise TopologyError(
-            f"{what} has {component.parallelism} executors for {component.n_tasks} task(s); "
+            f"{subject} has {component.parallelism} executors for {component.n_tasks} task(s); "
             "every executor runs at least one"
         )
     if component.kind is ComponentKind.SPOUT:  # acks from acker tasks are a spout's only inputs
         for subscription in component.inputs:
             if subscription.component != ACKER_COMPONENT:
-                raise TopologyError(f"{what} subscribes to {subscription}; only bolts do")
+                raise TopologyError(f"{subject} subscribes to {subscription}; only bolts do")
     sources = [(subscription.component, subscription.stream) for subscription in component.inputs]
     for subscription, source in zip(component.inputs, sources, strict=True):
         if sources.count(source) > 1:
-            raise TopologyError(f"{what} subscribes to {subscription} twice")
+            raise TopologyError(f"{subject} subscribes to {subscription} twice")
         if (subscription.grouping in KEYED_GROUPINGS) != bool(subscription.fields):
             raise TopologyError(
-                f"{what} subscribes to {subscription} with the {subscription.grouping} grouping "
+                f"{subject} subscribes to {subscription} with the {subscription.grouping} grouping "
                 f"and {len(subscription.fields)} field(s): "
                 "the fields and the partial key grouping look at one or more, and no other does"
             )

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import (
-    FLAG,
+    BOOLEAN,
     SECONDS,
     SECONDS_OR_ZERO,
     Settings,
@@ -75,14 +75,14 @@ class TopologySettings(Settings):
     )
     always_serialize: bool = storm_setting(
         "topology.testing.always.try.serialize",
-        FLAG,
+        BOOLEAN,
         False,
         "also serialize tuples within a worker, so that a test finds values that cannot be serialized, or "
         "that change after emit",
     )
-    size_metrics: bool = storm_setting(
+    has_size_metrics: bool = storm_setting(
         "topology.serialized.message.size.metrics",
-        FLAG,
+        BOOLEAN,
         False,
         "count bytes from other processes by sending component",
     )

@@ -38,8 +38,8 @@ class Stream:
         for field in fields:
             check_name(field, f"a field's name in stream {name!r}")
         if len(set(fields)) < len(fields):
-            twice = next(field for field in fields if fields.count(field) > 1)
-            raise TopologyError(f"stream {name!r} declares the field {twice!r} twice")
+            duplicate = next(field for field in fields if fields.count(field) > 1)
+            raise TopologyError(f"stream {name!r} declares the field {duplicate!r} twice")
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "direct", direct)
@@ -148,7 +148,7 @@ class Tuple:
         return self.source.stream.name == TICK_STREAM and self.source.component == SYSTEM_COMPONENT
 
     @property
-    def is_last_tick(self) -> bool:
+    def is_final_tick(self) -> bool:
         """True for a bolt's last tick, at the end of the topology. Its rate_secs is 0."""
         return self.is_tick and not self.values[0]
 
@@ -204,4 +204,4 @@ class AddressedTuples:
 
     task: int
     tuples: Sequence[Tuple]
-    on_processed: Callable[[], None] | None = None  # called in the executor's thread once all are processed
+    on_executed: Callable[[], None] | None = None  # called in the executor's thread once all are processed

@@ -109,10 +109,10 @@ class UserMetrics:
     def __init__(self, max_series: int = MAX_SERIES) -> None:
         self._max_series = max_series
         self._lock = threading.Lock()
-        self._series = 0
+        self._n_series = 0
         self._exported: dict[str, tuple[MetricKind, str]] = {}
         """The kind and name of the metric that each name in /metrics belongs to."""
-        self._tasks: dict[int, dict[str, CounterMetric | HistogramMetric | Gauge]] = {}
+        self._metrics_by_task: dict[int, dict[str, CounterMetric | HistogramMetric | Gauge]] = {}
         self._omitted_names: dict[int, set[str]] = {}
         self._log_rate = LogRateLimiter()
 
@@ -124,22 +124,22 @@ class UserMetrics:
         exported_name = _exported_name(name)
         with self._lock:
             exported = self._check(name, exported_name, metric.kind)
-            mine = self._tasks.setdefault(task, {})
-            known = mine.get(exported_name)
+            task_metrics = self._metrics_by_task.setdefault(task, {})
+            known = task_metrics.get(exported_name)
             if isinstance(known, type(metric)) and not isinstance(known, Gauge):
                 return known
             # A replaced gauge adds no series. An omitted metric is not stored, but its task can use it.
-            omitted = known is None and self._series + metric.n_series > self._max_series
+            omitted = known is None and self._n_series + metric.n_series > self._max_series
             if omitted:
                 names = self._omitted_names.setdefault(task, set())
                 if len(names) < _MAX_OMITTED:
                     names.add(exported_name)
             else:
                 if known is None:
-                    self._series += metric.n_series
+                    self._n_series += metric.n_series
                     self._exported |= exported
-                mine[exported_name] = metric
-        if omitted and self._log_rate.due("omitted"):
+                task_metrics[exported_name] = metric
+        if omitted and self._log_rate.count_event("omitted"):
             extra = {"task": task, "metric": name, "max_series": self._max_series}
             logger.warning("metric.omitted", extra={**extra, "setting": "topology.user.metrics.series"})
         return metric
@@ -148,9 +148,9 @@ class UserMetrics:
         """Return a metric's names in /metrics. Raises TopologyError if another metric has one of them."""
         ends = ["", *_HISTOGRAM_SUFFIXES] if kind is MetricKind.HISTOGRAM else [""]
         exported = dict.fromkeys([exported_name + end for end in ends], (kind, exported_name))
-        for each, mine in exported.items():
-            other, taken = self._exported.get(each, mine)
-            if (other, taken) != mine:
+        for each, new_owner in exported.items():
+            other, taken = self._exported.get(each, new_owner)
+            if (other, taken) != new_owner:
                 raise TopologyError(
                     f"the {kind} {name!r} and the {other} {taken!r} would have the same name in /metrics: "
                     "choose another"
@@ -161,7 +161,7 @@ class UserMetrics:
         """Remove the metrics of tasks that have left the worker."""
         with self._lock:
             for task in tasks:
-                self._series -= sum(each.n_series for each in self._tasks.pop(task, {}).values())
+                self._n_series -= sum(each.n_series for each in self._metrics_by_task.pop(task, {}).values())
                 self._omitted_names.pop(task, None)
 
     def count_omitted(self, tasks: Iterable[int]) -> int:
@@ -172,10 +172,10 @@ class UserMetrics:
     def collect(self, tasks: Iterable[int]) -> Sequence[MetricSnapshot]:
         """Return snapshots of the tasks' metrics. A gauge that raises is omitted, and logged."""
         with self._lock:
-            registered = [(task, dict(self._tasks.get(task, {}))) for task in tasks]
+            registered = [(task, dict(self._metrics_by_task.get(task, {}))) for task in tasks]
         found = []
-        for task, named in registered:
-            for name, each in named.items():
+        for task, metrics in registered:
+            for name, each in metrics.items():
                 kind = each.kind.value
                 if isinstance(each, CounterMetric):
                     found.append(MetricSnapshot(task, name, kind, each.value))
@@ -191,7 +191,7 @@ class UserMetrics:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl+C is for the program, not an error of the gauge
-            if self._log_rate.due((task, name)):
+            if self._log_rate.count_event((task, name)):
                 extra = {"task": task, "metric": name, "reason": f"{type(error).__name__}: {error}"}
                 logger.warning("metric.failed", extra=extra)
             return None

@@ -23,7 +23,7 @@ from tuplewire_topology.authoring.tuples import Tuple
 
 _LAST_TICK_ONLY_SECONDS = 86_400.0
 """The tick interval, in seconds, of bolts that need only the last tick."""
-_MAX_SECONDS = 1e15
+_MAX_TIME = 1e15
 _MAX_WINDOWS = 2.0**51
 """The maximum number of windows from time 0 to a tuple: more would give two windows the same end."""
 
@@ -156,7 +156,7 @@ class TimeWindows:
 
     def __init__(self, window: Window) -> None:
         self._length, self._every = window.length, window.every
-        self._max_time = min(_MAX_SECONDS, window.every * _MAX_WINDOWS)
+        self._max_time = min(_MAX_TIME, window.every * _MAX_WINDOWS)
         self._tuples: list[_TimedTuple] = []
         self._expired: list[Tuple] = []
         self._end = -math.inf
@@ -185,7 +185,7 @@ class TimeWindows:
             end = max(self._end + self._every, math.ceil(self._tuples[0].time / self._every) * self._every)
             if end > now:
                 break
-            begin, before = end - self._length, self._end
+            begin, previous_end = end - self._length, self._end
             self._end = end
             first_inside = bisect_right(self._tuples, begin, key=attrgetter("time"))
             self._expired += [each.message for each in self._tuples[:first_inside]]
@@ -193,7 +193,7 @@ class TimeWindows:
             inside = self._tuples[: bisect_right(self._tuples, end, key=attrgetter("time"))]
             if inside:
                 expired, self._expired = self._expired, []
-                new = [each.message for each in inside if each.time > before]
+                new = [each.message for each in inside if each.time > previous_end]
                 yield TupleWindow([each.message for each in inside], new, expired, begin, end)
         self.watermark = max(self.watermark, now)
 
@@ -241,7 +241,7 @@ class WindowedBolt(Bolt):
 
     def execute(self, message: Tuple) -> None:
         if message.is_tick:  # without a message id, so it needs no ack
-            self._execute_all(self._tick(last=message.is_last_tick))
+            self._execute_all(self._tick(last=message.is_final_tick))
             return
         if self.window.by_count:
             self._execute_all(self._count_windows.add(message))
@@ -263,14 +263,14 @@ class WindowedBolt(Bolt):
 
     def _add_by_time(self, message: Tuple) -> None:
         timestamp = self.window.timestamp
-        at = timestamp(message) if callable(timestamp) else message[str(timestamp)]
-        if not self._time_windows.add(message, at):
+        tuple_time = timestamp(message) if callable(timestamp) else message[str(timestamp)]
+        if not self._time_windows.add(message, tuple_time):
             self.late_tuples += 1
             if self.window.late_stream is not None:
                 self.collector.emit(message.values, stream=self.window.late_stream, anchors=message)
             return
         stream = (message.source_component, message.source_stream)
-        self._max_times[stream] = max(at, self._max_times.get(stream, at))
+        self._max_times[stream] = max(tuple_time, self._max_times.get(stream, tuple_time))
         if self._max_times.keys() >= self._streams:  # the slowest stream decides
             self._execute_all(self._time_windows.advance(min(self._max_times.values()) - self.window.lag))
 

@@ -16,7 +16,7 @@ from tuplewire_topology.clusters.capture import CapturedTuples, with_sources
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.launching import ClusterMode, LaunchSettings
 from tuplewire_topology.clusters.local_topology import LocalTopology
-from tuplewire_topology.clusters.running_topology import KILL_SECONDS, WAIT_SECONDS, TopologyStatus
+from tuplewire_topology.clusters.running_topology import DEFAULT_CLOSE_SECONDS, WAIT_SECONDS, TopologyStatus
 from tuplewire_topology.running.timer import SimulatedTimer
 
 _Running = TypeVar("_Running", bound=LocalTopology | DistributedTopology)
@@ -52,7 +52,7 @@ class _Cluster(Generic[_Running]):
         """Wait until a topology has finished; see `wait` of its class."""
         self.get_topology(name).wait(timeout)
 
-    def kill(self, name: str, timeout: float = KILL_SECONDS) -> None:
+    def kill(self, name: str, timeout: float = DEFAULT_CLOSE_SECONDS) -> None:
         """End a topology; see `close` of its class. Source: Storm's `killTopology`."""
         running = self.get_topology(name)
         del self._running[name]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.processes.child import Command, private_directory
+from tuplewire.processes.child import Command, make_private_directory
 from tuplewire.processes.worker_processes import worker_command
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port
@@ -35,7 +35,7 @@ from tuplewire_topology.clusters.launching import (
     write_private,
 )
 from tuplewire_topology.clusters.running_topology import (
-    KILL_SECONDS,
+    DEFAULT_CLOSE_SECONDS,
     WAIT_SECONDS,
     RunningTopology,
     TopologyStatus,
@@ -64,7 +64,7 @@ class DistributedTopology(RunningTopology):
         self._settings = LaunchSettings.from_conf(conf)
         self._assignment = control_pb2.Assignment(topology=name, inactive=True)
         self._workers: list[WorkerProcess] = []
-        self._temp_dir = private_directory()
+        self._temp_dir = make_private_directory()
         user = self._settings.run_as
         directory = create_log_directory(Path(self._temp_dir), user)
         self.log_dir = create_log_directory(Path(self._settings.log_dir or directory), user)
@@ -86,9 +86,9 @@ class DistributedTopology(RunningTopology):
         settings = TopologySettings.from_conf(conf)
         self.topology = with_ackers(topology, settings.n_ackers)
         tasks_by_worker = schedule_evenly(self.topology, settings.workers)
-        content = _as_json({**conf, COLLECT_KEY: list(collect)})
-        write_private(directory / "conf.json", content, self._settings.run_as)
-        files = create_private_directory(directory / "run", self._settings.run_as)
+        conf_json = _as_json({**conf, COLLECT_KEY: list(collect)})
+        write_private(directory / "conf.json", conf_json, self._settings.run_as)
+        run_directory = create_private_directory(directory / "run", self._settings.run_as)
         host, credentials = read_host_and_credentials(conf)
         for index in range(len(tasks_by_worker)):
             port = self._settings.port_of(index)
@@ -96,16 +96,16 @@ class DistributedTopology(RunningTopology):
             arguments = worker_command(
                 worker_id,
                 self.name,
-                self._settings.stop_seconds,
+                self._settings.stop_timeout_seconds,
                 f"--program={reference}",
                 f"--program-conf-file={directory / 'conf.json'}",
-                f"--state-file={files / f'{worker_id}.state'}",
+                f"--state-file={run_directory / f'{worker_id}.state'}",
                 options=self._settings.interpreter_options(port, worker_id, self.name),
             )
             command = Command(
                 name=worker_id,
                 arguments=arguments,
-                log=self.log_dir / f"{worker_id}.log",
+                log_path=self.log_dir / f"{worker_id}.log",
                 environment=self._settings.environment,
                 user=self._settings.run_as,
             )
@@ -113,7 +113,7 @@ class DistributedTopology(RunningTopology):
                 command,
                 self._settings,
                 listen=join_host_port(host, port),
-                address_file=files / f"{worker_id}.json",
+                address_file=run_directory / f"{worker_id}.json",
                 credentials=credentials,
             )
             self._workers.append(worker)
@@ -121,7 +121,7 @@ class DistributedTopology(RunningTopology):
             worker.wait_for_bound()
         self._assignment.version = 1
         for worker, tasks in zip(self._workers, tasks_by_worker, strict=True):
-            self._assignment.workers.append(worker.endpoint.assigned(tasks))
+            self._assignment.workers.append(worker.endpoint.to_assigned_worker(tasks))
         # In parallel, because each call waits until all tasks are open.
         with ThreadPoolExecutor(len(self._workers)) as pool:
             list(pool.map(lambda worker: worker.open_tasks(self._assignment), self._workers))
@@ -129,8 +129,8 @@ class DistributedTopology(RunningTopology):
     @contextlib.contextmanager
     def _edit_assignment(self) -> Iterator[control_pb2.Assignment]:
         """Yield a copy of the newest assignment, which may be an operator's; then send it to every worker."""
-        known = filter(None, (worker.assignment() for worker in self._workers))
-        newest = max([self._assignment, *known], key=lambda each: each.version)
+        assignments = filter(None, (worker.assignment() for worker in self._workers))
+        newest = max([self._assignment, *assignments], key=lambda each: each.version)
         self._assignment = control_pb2.Assignment()
         self._assignment.CopyFrom(newest)
         self._assignment.version += 1
@@ -177,13 +177,13 @@ class DistributedTopology(RunningTopology):
         self.topology.component_of(task)
         return next(rank for rank, each in enumerate(self._assignment.workers) if task in each.tasks)
 
-    def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
+    def move_task(self, task: int, worker_index: int, timeout: float = WAIT_SECONDS) -> None:
         """Move the executor of a task to another worker; see LocalTopology.move_task.
 
         Raises errors of wait(): the task may have moved. After a TopologyError, nothing has moved.
         """
         tasks = self._executor_tasks(task)
-        self._check_worker(worker)
+        self._check_worker(worker_index)
         active = not self._assignment.inactive
         self.deactivate()
         try:
@@ -191,7 +191,7 @@ class DistributedTopology(RunningTopology):
             with self._edit_assignment() as assignment:
                 for rank, each in enumerate(assignment.workers):
                     others = [other for other in each.tasks if other not in tasks]
-                    each.tasks[:] = [*others, *tasks] if rank == worker else others
+                    each.tasks[:] = [*others, *tasks] if rank == worker_index else others
             self.wait(timeout)  # until the tasks are open
         finally:
             self._set_active(active=active)
@@ -209,7 +209,7 @@ class DistributedTopology(RunningTopology):
         """Return the ledger of each worker, in messages."""
         return {worker.name: worker.ledger() for worker in self._workers}
 
-    def close(self, timeout: float = KILL_SECONDS) -> None:
+    def close(self, timeout: float = DEFAULT_CLOSE_SECONDS) -> None:
         """Deactivate the topology, wait up to `timeout` seconds until it has finished, and end all processes.
 
         Each process drains before it closes its connections. A failed topology ends immediately, and a

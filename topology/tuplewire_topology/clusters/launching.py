@@ -20,11 +20,11 @@ from pathlib import Path
 from types import ModuleType
 
 from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.processes.child import find_user, not_permitted
+from tuplewire.processes.child import find_user, not_permitted_error
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import (
     ANY_TEXT,
-    FLAG,
+    BOOLEAN,
     SECONDS,
     Kind,
     Settings,
@@ -64,8 +64,8 @@ def _check_variables(value: Mapping[str, str]) -> Mapping[str, str]:
     return {ANY_TEXT.check(name): ANY_TEXT.check(content) for name, content in value.items()}
 
 
-_OPTIONS = Kind("OPTIONS", "a text, or a list of words", (str, list, tuple), _parse_options, plain=list)
-_VARIABLES = Kind("VARIABLES", "a map from names to texts", Mapping, _check_variables, plain=dict)
+_OPTIONS = Kind("OPTIONS", "a text, or a list of words", (str, list, tuple), _parse_options, to_plain=list)
+_VARIABLES = Kind("VARIABLES", "a map from names to texts", Mapping, _check_variables, to_plain=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ class LaunchSettings(Settings):
         "environment variables of workers, in addition to the variables of this process",
         secret=True,
     )
-    as_user: bool = storm_setting(
-        "supervisor.run.worker.as.user", FLAG, False, "run workers as another user; requires root"
+    uses_other_user: bool = storm_setting(
+        "supervisor.run.worker.as.user", BOOLEAN, False, "run workers as another user; requires root"
     )
     user: str | None = storm_setting(
         "topology.submitter.user", string(), None, "name of the user to run workers as"
@@ -119,7 +119,7 @@ class LaunchSettings(Settings):
         None,
         "directory of the workers' logs (default: a directory that is removed at the end)",
     )
-    restarts: int = setting(
+    max_restarts: int = setting(
         integer(0),
         0,
         "maximum number of restarts of a failed worker, at growing intervals",
@@ -128,12 +128,12 @@ class LaunchSettings(Settings):
     start_seconds: float = storm_setting(
         "supervisor.worker.start.timeout.secs", SECONDS, 60.0, "time limit for the start of a worker"
     )
-    stop_seconds: float = storm_setting(
+    stop_timeout_seconds: float = storm_setting(
         "supervisor.worker.shutdown.sleep.secs", SECONDS, 10.0, "time limit for a worker to drain and exit"
     )
 
     def _check(self) -> None:
-        if self.as_user and self.user is None:
+        if self.uses_other_user and self.user is None:
             raise ConfigError(
                 "supervisor.run.worker.as.user needs the name of a user: set topology.submitter.user"
             )
@@ -144,7 +144,7 @@ class LaunchSettings(Settings):
     @property
     def run_as(self) -> str | None:
         """The user to run as; None: the user of this process."""
-        return self.user if self.as_user else None
+        return self.user if self.uses_other_user else None
 
     def port_of(self, index: int) -> int:
         """Return the port of a worker; ConfigError if there are fewer ports than workers."""
@@ -200,11 +200,11 @@ def _change_owner(path: Path, user: str | None) -> None:
         try:
             os.chown(path, find_user(user).pw_uid, -1)
         except PermissionError as error:
-            raise not_permitted("a process", user) from error
+            raise not_permitted_error("a process", user) from error
 
 
 PICKLE_SUFFIX = ".pickle"
-_PROGRAM = b"__main__"
+_MAIN_MODULE = b"__main__"
 
 
 def load_topology(reference: str) -> Topology:
@@ -227,10 +227,10 @@ def load_topology(reference: str) -> Topology:
     if directory not in sys.path:  # as Python does for a program in that directory, but last
         sys.path.append(directory)
     try:
-        found = getattr(importlib.import_module(module if file is None else file.stem), name)
+        attribute = getattr(importlib.import_module(module if file is None else file.stem), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot load the topology {reference!r} from {directory}: {error}") from error
-    topology = found() if callable(found) else found
+    topology = attribute() if callable(attribute) else attribute
     if not isinstance(topology, Topology):
         raise ConfigError(f"{reference!r} gives {type(topology).__name__}, not a Topology")
     return topology
@@ -242,26 +242,26 @@ def save_topology(topology: Topology, path: Path, user: str | None = None) -> st
     Only `user` can read the file; None: this process's user. Raises TopologyError for a component that cannot
     be written, or that needs cloudpickle if it is not installed.
     """
-    write_private(path, _pickled(topology), user)
+    write_private(path, _pickle_topology(topology), user)
     return str(path)
 
 
-def _pickled(topology: Topology) -> bytes:
+def _pickle_topology(topology: Topology) -> bytes:
     try:
         content = pickle.dumps(topology)
-        if _PROGRAM not in content:  # otherwise, such as in notebooks, cloudpickle includes the code
+        if _MAIN_MODULE not in content:  # otherwise, such as in notebooks, cloudpickle includes the code
             return content
         problem = "a class or function of it is defined in the program that is run"
     except Exception as error:  # noqa: BLE001 - the user's objects may raise anything
         problem = str(error)
-    by_value = _cloudpickle()
-    if by_value is None:
+    cloudpickle = _cloudpickle()
+    if cloudpickle is None:
         raise TopologyError(
             f"the topology cannot be written for other processes: {problem}; put its classes into a module "
             "that can be imported, or install cloudpickle (pip install 'tuplewire[notebook]')"
         )
     try:
-        return bytes(by_value.dumps(topology))
+        return bytes(cloudpickle.dumps(topology))
     except Exception as error:
         raise TopologyError(
             f"the topology cannot be written for other processes: {error}; "

@@ -15,20 +15,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.process.embedded_worker import EmbeddedWorker
-from tuplewire_topology.acking.acker import LocalTracker, Root
+from tuplewire_topology.acking.acker import LocalTracker, TreeKey
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.description import Topology, schedule_evenly
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples
 from tuplewire_topology.clusters.capture import CapturedTuples
 from tuplewire_topology.clusters.running_topology import (
-    KILL_SECONDS,
+    DEFAULT_CLOSE_SECONDS,
     WAIT_SECONDS,
     RunningTopology,
     TopologyStatus,
@@ -48,7 +48,7 @@ logger = event_logger(__name__)
 
 _USER_CODE_SECONDS = 1.0
 """The time that a killed worker's executors have to return from user code."""
-_MAX_STORED = 1000
+_MAX_RECORDS = 1000
 
 
 class LocalWorker(ExecutorGroup):
@@ -75,7 +75,7 @@ class LocalWorker(ExecutorGroup):
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """See ExecutorGroup.report. Idle also means that all messages for other workers have arrived."""
         report = super().report(new_epoch=new_epoch)
-        pending = self.link.pending_messages + messaging_loop().call(lambda: self.embedded.held_messages)
+        pending = self.link.pending_messages + messaging_thread().call(lambda: self.embedded.held_messages)
         return replace(report, is_idle=report.is_idle and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
@@ -119,8 +119,8 @@ class LocalTopology(RunningTopology):
         super().__init__(name, conf, CapturedTuples(collect))
         self.topology = topology
         self._records_received = collect is None
-        self.errors: deque[TaskError] = deque(maxlen=_MAX_STORED)
-        self.dead_letters: deque[DeadLetter] = deque(maxlen=_MAX_STORED)
+        self.errors: deque[TaskError] = deque(maxlen=_MAX_RECORDS)
+        self.dead_letters: deque[DeadLetter] = deque(maxlen=_MAX_RECORDS)
         self._timer = timer
         self._active = False
         self._change_lock = threading.RLock()
@@ -226,7 +226,7 @@ class LocalTopology(RunningTopology):
         """Return the metrics of all executors, for a ProgramCollector in a registry of prometheus_client."""
         return metric_families(self.status().executors, self.heartbeats())
 
-    def close(self, timeout: float = KILL_SECONDS) -> None:
+    def close(self, timeout: float = DEFAULT_CLOSE_SECONDS) -> None:
         """Deactivate, wait up to `timeout` seconds until it has finished, then close all workers."""
         deadline = time.monotonic() + timeout
         self.deactivate()
@@ -234,8 +234,8 @@ class LocalTopology(RunningTopology):
             self.wait(timeout)
         with contextlib.ExitStack() as stack:
             for worker in self._workers:
-                rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
-                stack.callback(worker.close, rest)
+                remaining_seconds = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
+                stack.callback(worker.close, remaining_seconds)
             for executor in self._stuck_executors:
                 stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
 
@@ -288,13 +288,13 @@ class LocalTopology(RunningTopology):
             TaskError: A task cannot be opened.
         """
         self._check_worker(worker)
-        dead = self._workers[worker]
+        killed_worker = self._workers[worker]
         with self._change_lock:
-            self._stuck_executors += dead.kill(_USER_CODE_SECONDS)
+            self._stuck_executors += killed_worker.kill(_USER_CODE_SECONDS)
             self._push_assignment()  # other workers drop messages for the dead one, so the pause can end
             with self._paused(timeout):
                 self._fail_lost_tuples(())
-                self._workers[worker] = self._make_worker(worker, dead.tasks)
+                self._workers[worker] = self._make_worker(worker, killed_worker.tasks)
                 self._push_assignment()
                 self._workers[worker].start()
 
@@ -322,9 +322,11 @@ class LocalTopology(RunningTopology):
     def _fail_lost_tuples(self, moved_tasks: Collection[int]) -> None:
         """Fail lost tuples at their spouts, while none is in flight. `moved_tasks` are moving."""
         killed_tasks = {task for worker in self._workers if worker.is_killed for task in worker.tasks}
-        spouts = killed_tasks.union(moved_tasks)
-        held: Counter[Root] = Counter()  # bolts hold the only copies left, so a tree with more has lost some
+        removed_tasks = killed_tasks.union(moved_tasks)
+        held: Counter[TreeKey] = (
+            Counter()
+        )  # bolts hold the only copies left, so a tree with more has lost some
         for executor in (each for worker in self._living() for each in worker.executors):
             if isinstance(executor, BoltExecutor):
-                held += executor.prune_unacked(spouts)
-        self._acker.fail_lost(held, spouts)
+                held += executor.prune_unacked(removed_tasks)
+        self._acker.fail_lost(held, removed_tasks)

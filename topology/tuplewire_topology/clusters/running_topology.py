@@ -20,7 +20,7 @@ from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.running.statistics import ExecutorStatistics, ProcessReport
 
 WAIT_SECONDS = 60.0
-KILL_SECONDS = 10.0
+DEFAULT_CLOSE_SECONDS = 10.0
 _WORKER_ORDERS = frozenset({ControlKind.GET_REPORT, ControlKind.FINAL_TICK})
 
 
@@ -114,10 +114,10 @@ class RunningTopology(ABC):
     def worker_index(self, task: int) -> int:
         """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
 
-    def _check_worker(self, number: int) -> None:
-        if not 0 <= number < self.n_workers:
+    def _check_worker(self, worker: int) -> None:
+        if not 0 <= worker < self.n_workers:
             raise TopologyError(
-                f"there is no worker {number}: topology {self.name!r} has {self.n_workers}, from 0; "
+                f"there is no worker {worker}: topology {self.name!r} has {self.n_workers}, from 0; "
                 "topology.workers sets the number"
             )
 

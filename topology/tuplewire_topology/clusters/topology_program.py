@@ -43,7 +43,7 @@ _FORWARD_SECONDS = 1.0
 """The time that a worker has to forward messages of other workers after its program has failed."""
 _REPORT_SECONDS = 5.0
 """The time that a failed program waits for the call that gets its error."""
-_PART_BYTES = MIB
+_MAX_CHUNK_BYTES = MIB
 COLLECT_KEY = "__collect"
 """The setting with the names of the collected components. Only clusters set it."""
 
@@ -76,13 +76,13 @@ class TopologyProgram(Program):
         self._version = 0
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
-        self._ending = threading.Event()
+        self._stopping = threading.Event()
         self._failure_reported = threading.Event()
         if collect is None:  # then no cluster requests its failure
             self._failure_reported.set()
         self._group: ExecutorGroup | None = None
         self._serializer = TupleSerializer(self._topology)
-        self._unassigned: frozenset[int] = frozenset()
+        self._reported_missing: frozenset[int] = frozenset()
         host.attach(self, self._topology.tasks, partial(outbound_tasks, self._topology))
         self._thread = threading.Thread(target=self._main, name="program", daemon=True)
 
@@ -109,7 +109,7 @@ class TopologyProgram(Program):
         status.components.extend(component_statuses(self._topology, executors))
 
     def stop_input(self) -> None:
-        self._ending.set()
+        self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
         if self._group is not None:
@@ -122,7 +122,7 @@ class TopologyProgram(Program):
 
     def close(self, timeout: float) -> bool:
         """End the executors; log, and return False, if one does not end within `timeout` seconds."""
-        self._ending.set()
+        self._stopping.set()
         try:
             if self._group is not None:
                 self._group.close(timeout)
@@ -135,18 +135,18 @@ class TopologyProgram(Program):
 
     def _main(self) -> None:
         try:
-            while not self._ending.wait(_POLL_SECONDS):
-                self._poll()
+            while not self._stopping.wait(_POLL_SECONDS):
+                self._update()
         except BaseException:
             logger.exception("program.failed")  # with the place in the user's code
             self._failure_reported.wait(_REPORT_SECONDS)
             self._host.stop_with_error(_FORWARD_SECONDS)
 
-    def _poll(self) -> ExecutorGroup | None:
+    def _update(self) -> ExecutorGroup | None:
         """Apply the current assignment; return the executors, if any. Raises the failure of the program."""
         with self._lock:
             try:
-                if self._failure is None and not self._ending.is_set():
+                if self._failure is None and not self._stopping.is_set():
                     self._apply_assignment()
                 if self._group is not None:
                     self._group.raise_if_failed()
@@ -164,9 +164,9 @@ class TopologyProgram(Program):
             return
         assigned = frozenset(assignment.tasks_of(self._host.worker_id)).intersection(self._topology.tasks)
         missing = outbound_tasks(self._topology, assigned).difference(assignment.owner_by_task)
-        if missing and missing != self._unassigned:  # Source: Storm's "Missing assignment" warning
+        if missing and missing != self._reported_missing:  # Source: Storm's "Missing assignment" warning
             logger.warning("assignment.tasks_missing", extra={"tasks": sorted(missing)})
-        self._unassigned = missing
+        self._reported_missing = missing
         if self._group is None:
             self._group = ExecutorGroup(
                 self._topology,
@@ -218,18 +218,18 @@ class TopologyProgram(Program):
     def _handle_call(self, kind: str, values: Sequence[Any]) -> Any:
         match kind:
             case CallKind.STATISTICS:
-                if (executors := self._group) is None:
+                if (group := self._group) is None:
                     return [[], []]
-                return to_lists([executors.statistics(), executors.heartbeats.last])
+                return to_lists([group.statistics(), group.heartbeats.last])
             case CallKind.CAPTURED_TUPLES:
                 (first,) = values
                 if first and self._captured is not None:
                     self._chunks = _captured_chunks(self._captured)
                 return next(self._chunks, None)
             case ControlKind.GET_REPORT | ControlKind.FINAL_TICK:
-                if (executors := self._poll()) is None:  # a restarted process, before it has its assignment
+                if (group := self._update()) is None:  # a restarted process, before it has its assignment
                     return None
-                return to_lists(Order(ControlKind(kind), tuple(values)).execute(executors))
+                return to_lists(Order(ControlKind(kind), tuple(values)).execute(group))
             case _:
                 raise MalformedError(f"{kind!r} is not a call of a topology")
 
@@ -247,7 +247,7 @@ def _captured_chunks(captured: CapturedTuples) -> Iterator[list[Any]]:
                     f"a tuple of {component!r}, which is collected, cannot leave its process: {error}; "
                     "emit values that a message can carry"
                 ) from error
-            if rows and size + len(row) > _PART_BYTES:
+            if rows and size + len(row) > _MAX_CHUNK_BYTES:
                 yield [component, stream, rows]
                 rows, size = [], 0
             rows.append(row)

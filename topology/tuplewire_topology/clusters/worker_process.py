@@ -19,7 +19,7 @@ from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, to_t
 from tuplewire.identity.credentials import Credentials
 from tuplewire.packing.packing import READ_ERRORS, pack_values, read_value
 from tuplewire.processes.child import Child, Command, LaunchError
-from tuplewire.processes.worker_processes import Endpoint, wait_for_bound
+from tuplewire.processes.worker_processes import Endpoint, wait_for_addresses
 from tuplewire.session.backoff import Backoff
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port, split_host_port
@@ -50,7 +50,7 @@ _STOP_MARGIN_SECONDS = 10.0
 class WorkerProcess:
     """Starts, restarts, calls and ends the process of a worker. Thread-safe.
 
-    `endpoint` has its addresses after wait_for_bound(), `start_count` the number of starts, and `child` the
+    `endpoint` has its addresses after wait_for_addresses(), `start_count` counts starts, and `child` is the
     newest process. From open_tasks() until stop(), one that fails is restarted, at growing intervals.
     """
 
@@ -81,7 +81,7 @@ class WorkerProcess:
         self._settings = settings
         self._assignment: control_pb2.Assignment | None = None
         self._control: ControlClient | None = None
-        self._restarts_left = settings.restarts
+        self._remaining_restarts = settings.max_restarts
         self._backoff = Backoff(_MIN_DELAY_SECONDS, _MAX_DELAY_SECONDS, random.random)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -115,9 +115,9 @@ class WorkerProcess:
             error = self._exit_error(code)
             child: Child | None = None
             while child is None:
-                if code == 0 or not self._restarts_left:  # 0: it was stopped, and did not fail
+                if code == 0 or not self._remaining_restarts:  # 0: it was stopped, and did not fail
                     return error
-                self._restarts_left -= 1
+                self._remaining_restarts -= 1
                 delay = self._backoff.next()
                 extra = {"worker": self.name, "exit_code": code, "delay_seconds": delay}
                 logger.warning("process.restarting", extra=extra)
@@ -140,7 +140,7 @@ class WorkerProcess:
     def wait_for_bound(self, child: Child | None = None) -> None:
         """Wait until the process has bound its port; LaunchError, with the end of its log, if it fails."""
         deadline = time.monotonic() + self._settings.start_seconds
-        self.endpoint = wait_for_bound(child or self.child, self._address_file, deadline)
+        self.endpoint = wait_for_addresses(child or self.child, self._address_file, deadline)
         self._port = split_host_port(self.endpoint.address)[1]  # a restart must keep the assigned address
         if self._control is not None:
             self._control.close()
@@ -156,7 +156,7 @@ class WorkerProcess:
         try:
             self._open_tasks()
         except UnreachableError as error:
-            raise self._exit_error(self.child.wait(self._settings.stop_seconds)) from error
+            raise self._exit_error(self.child.wait(self._settings.stop_timeout_seconds)) from error
         self._thread.start()
 
     def _open_tasks(self) -> None:
@@ -175,13 +175,13 @@ class WorkerProcess:
     def assignment(self) -> control_pb2.Assignment | None:
         """Return the current assignment; None if the process does not answer."""
         with contextlib.suppress(UnreachableError, ClosedError):
-            return self._client.assignment()
+            return self._client.get_assignment()
         return None
 
     @property
     def _client(self) -> ControlClient:
         if self._control is None:
-            raise ClosedError(f"{self.name} has not bound its port yet; call wait_for_bound() first")
+            raise ClosedError(f"{self.name} has not bound its port yet; call wait_for_addresses() first")
         return self._control
 
     def _call(self, kind: str, *values: Any, seconds: float = _CALL_TIMEOUT_SECONDS) -> Any:
@@ -214,7 +214,7 @@ class WorkerProcess:
 
     def raise_if_failed(self) -> None:
         """Raise the failure of the process, if it is not restarted."""
-        if self._failure is not None and not self._settings.restarts:
+        if self._failure is not None and not self._settings.max_restarts:
             raise self._failure
         if self._given_up is not None:
             raise self._given_up
@@ -227,16 +227,16 @@ class WorkerProcess:
 
     def ledger(self) -> LedgerSnapshot:
         """Return the ledger of its worker, in messages."""
-        found = self._client.status(max_tasks=0).ledger
-        return LedgerSnapshot(found.accepted, found.acknowledged, dict(found.dropped), found.pending)
+        ledger = self._client.status(max_tasks=0).ledger
+        return LedgerSnapshot(ledger.accepted, ledger.acknowledged, dict(ledger.dropped), ledger.pending)
 
     def move_captured(self, captured: CapturedTuples) -> None:
         """Move its collected tuples to `captured`; ProcessFailedError if a message cannot carry a value."""
-        part = self._call(CallKind.CAPTURED_TUPLES, True)
-        while part is not None:
-            component, stream, rows = part
+        chunk = self._call(CallKind.CAPTURED_TUPLES, True)
+        while chunk is not None:
+            component, stream, rows = chunk
             captured.record_values(component, stream, [read_value(row, 0)[0] for row in rows])
-            part = self._call(CallKind.CAPTURED_TUPLES, False)
+            chunk = self._call(CallKind.CAPTURED_TUPLES, False)
 
     def stop(self, seconds: float) -> int:
         """Drain for up to `seconds`, and kill the process if it does not exit then; return the exit code."""

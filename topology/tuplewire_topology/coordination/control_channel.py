@@ -46,7 +46,7 @@ class ControlKind(StrEnum):
     STATE = "state"
     """To the coordinator, from the submitter: (active, keep_output): None if not stopped, False to
     drain and discard the output."""
-    SET_ACTIVE = "switch"
+    SET_STATE = "switch"
     """From the coordinator: (active, keep_output). The first is for the spouts."""
     FINAL_TICK = "tick"
     """From the coordinator: send these bolts their last tick."""
@@ -64,7 +64,7 @@ class ControlKind(StrEnum):
     """To the submitter: a PySpark task has closed cleanly."""
 
 
-TO_COORDINATOR = frozenset({ControlKind.READY, ControlKind.REPORT, ControlKind.STATE})
+COORDINATOR_KINDS = frozenset({ControlKind.READY, ControlKind.REPORT, ControlKind.STATE})
 
 
 @dataclass(frozen=True, slots=True)

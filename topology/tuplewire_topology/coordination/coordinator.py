@@ -16,9 +16,9 @@ from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.statistics import ProcessReport
 from tuplewire_topology.serial.serializer import from_lists
 
-_MIN_PAUSE_SECONDS = 0.005
-_MAX_PAUSE_SECONDS = 0.1
-_RESTART_WAVE_SECONDS = 1.0
+_MIN_WAVE_SECONDS = 0.005
+_MAX_WAVE_SECONDS = 0.1
+_MIN_RESTARTED_WAVE_SECONDS = 1.0
 """The minimum time between waves after a restart. Two equal reports at rest then end the topology."""
 _PROGRESS_SECONDS = 1.0
 REPORT_TIMEOUT_SECONDS = 120.0
@@ -39,7 +39,7 @@ class Order:
     def execute(self, group: ExecutorGroup) -> ProcessReport | None:
         """Execute the order in a worker of this process. GET_REPORT returns a report or raises a failure."""
         match self.kind:
-            case ControlKind.SET_ACTIVE:
+            case ControlKind.SET_STATE:
                 group.set_active(active=self.values[0])
             case ControlKind.FINAL_TICK:
                 group.send_final_tick(self.values)
@@ -76,7 +76,7 @@ class TerminationDetector:
         self._n_ranks = n_ranks
         self.unreported = set(range(n_ranks))
         self._reports: dict[int, ProcessReport] = {}
-        self._previous: dict[int, ProcessReport] | None = None
+        self._previous_reports: dict[int, ProcessReport] | None = None
         """The reports of the previous wave, if all processes were at rest."""
 
     def add_report(self, rank: int, wave: int, report: ProcessReport) -> bool:
@@ -89,20 +89,20 @@ class TerminationDetector:
         return self.is_finished
 
     @property
-    def is_idle(self) -> bool:
+    def was_idle(self) -> bool:
         """True if all processes were at rest in the previous wave."""
-        return self._previous is not None
+        return self._previous_reports is not None
 
     def _close_wave(self) -> None:
         reports, self._reports = self._reports, {}
         is_idle = all(report.is_idle for report in reports.values())
-        if self._previous is not None:
+        if self._previous_reports is not None:
             if self.exact:  # the second wave does not have to be at rest: equal sums are sufficient
-                received = sum(report.received for report in self._previous.values())
+                received = sum(report.received for report in self._previous_reports.values())
                 self.is_finished = received == sum(report.sent for report in reports.values())
             else:
-                self.is_finished = self._previous == reports  # sums do not match after a restart
-        self._previous = reports if is_idle else None
+                self.is_finished = self._previous_reports == reports  # sums do not match after a restart
+        self._previous_reports = reports if is_idle else None
         self.wave += 1
         if not self.is_finished:
             self.unreported = set(range(self._n_ranks))
@@ -140,15 +140,15 @@ class Coordinator:
         self._detector = TerminationDetector(n_ranks, exact=exact)
         self._was_idle = False
         self._requested_wave = 0
-        self._backoff = _MIN_PAUSE_SECONDS
+        self._wave_interval = _MIN_WAVE_SECONDS
         self._next_wave_at = now
-        self._last_report_at = now
+        self._last_wave_at = now
         self._last_progress_at = now
         self._stop_keeps_output: bool | None = None
         """None: not stopped; False: the output is discarded."""
         self._active = True
         self._sent_state = (already_open, True)
-        """The values of the last SET_ACTIVE."""
+        """The values of the last SET_STATE."""
         self._failed = False
         self._counts_by_rank: dict[int, tuple[int, int, int]] = {}
         """The emitted and executed tuples, and the dead letters."""
@@ -158,14 +158,14 @@ class Coordinator:
         match message.kind:
             case ControlKind.READY:
                 self._unready.discard(message.rank)
-                self._last_report_at = now
+                self._last_wave_at = now
             case ControlKind.REPORT:
                 wave, report, *counts = message.values
                 self._counts_by_rank[message.rank] = (counts[0], counts[1], counts[2])
                 self.handle_report(message.rank, wave, from_lists(ProcessReport, report), now)
             case ControlKind.STATE:
                 self._active, self._stop_keeps_output = message.values
-                self._backoff = _MIN_PAUSE_SECONDS  # the end may be near
+                self._wave_interval = _MIN_WAVE_SECONDS  # the end may be near
             case _:
                 raise TuplewireError(f"the coordinator accepts no message of the kind {message.kind}")
 
@@ -175,26 +175,26 @@ class Coordinator:
         self._failed |= report.failure is not None
         self._detector.add_report(rank, wave, report)
         if self._detector.wave > before:
-            self._last_report_at = now
+            self._last_wave_at = now
             self._next_wave_at = now + max(self._next_delay(), self._min_interval)
 
     def _next_delay(self) -> float:
         """Return 0 after the first wave at rest, to confirm it; else a growing time."""
-        was_idle, self._was_idle = self._was_idle, self._detector.is_idle
+        was_idle, self._was_idle = self._was_idle, self._detector.was_idle
         if self._was_idle and not was_idle:
             return 0.0
-        pause, self._backoff = self._backoff, min(2 * self._backoff, _MAX_PAUSE_SECONDS)
+        pause, self._wave_interval = self._wave_interval, min(2 * self._wave_interval, _MAX_WAVE_SECONDS)
         return pause
 
     def use_inexact_counts(self) -> None:
         """Detect the end without exact counts from now on: a worker has restarted and lost its counts."""
         if self._detector.exact:
-            self._min_interval = _RESTART_WAVE_SECONDS
+            self._min_interval = _MIN_RESTARTED_WAVE_SECONDS
             self._restart_detection(exact=False)
 
     def _restart_detection(self, *, exact: bool) -> None:
         self._detector, self._requested_wave = TerminationDetector(self._n_ranks, exact=exact), 0
-        self._backoff, self._was_idle = _MIN_PAUSE_SECONDS, False
+        self._wave_interval, self._was_idle = _MIN_WAVE_SECONDS, False
 
     def next_orders(self, now: float) -> list[Order]:
         """Return the due orders; TaskUnresponsiveError if a wave takes over REPORT_TIMEOUT_SECONDS."""
@@ -204,7 +204,7 @@ class Coordinator:
             self.is_done = True
             return [Order(ControlKind.ABORT)]
         orders = [] if self._unready else self._due_orders(now)
-        if not self.is_done and now - self._last_report_at > REPORT_TIMEOUT_SECONDS:
+        if not self.is_done and now - self._last_wave_at > REPORT_TIMEOUT_SECONDS:
             missing = sorted(self._unready or self._detector.unreported)
             names = f"{', '.join(map(str, missing))} (on Spark: PySpark tasks)"
             text = f"no answer for {REPORT_TIMEOUT_SECONDS:g} s from worker(s) {names}; see their logs"
@@ -216,7 +216,7 @@ class Coordinator:
         state = (self._active and self._stop_keeps_output is None, self._stop_keeps_output is not False)
         if self._sent_state != state:
             self._sent_state = state
-            orders.append(Order(ControlKind.SET_ACTIVE, state))
+            orders.append(Order(ControlKind.SET_STATE, state))
         if self._detector.is_finished and not self._is_paused:
             level = next(self._tick_levels, None)
             if level is None:
@@ -227,7 +227,7 @@ class Coordinator:
             self._next_wave_at = now
             orders.append(Order(ControlKind.FINAL_TICK, tuple(level)))
         if self._is_paused:
-            self._last_report_at = now  # no reports are due
+            self._last_wave_at = now  # no reports are due
         elif self._requested_wave < self._detector.wave and now >= self._next_wave_at:
             self._requested_wave = self._detector.wave
             orders.append(Order(ControlKind.GET_REPORT, (self._requested_wave,)))

@@ -82,7 +82,7 @@ def metric_families(
 ) -> list[pb.MetricFamily]:
     """Return Storm's built-in metrics, and the registered ones, of all executors here of one topology."""
     counter, gauge = pb.METRIC_KIND_COUNTER, pb.METRIC_KIND_GAUGE
-    own = [(each, each) for each in statistics]
+    parts = [(each, each) for each in statistics]
     counts = [(each, each.counts) for each in statistics]
     queues = [(each, each.queue) for each in statistics]
     return [
@@ -90,8 +90,8 @@ def metric_families(
         *_families(counter, _BY_SOURCE, counts, "source", "stream"),
         *_families(pb.METRIC_KIND_SUMMARY, _LATENCIES, counts),
         *_families(counter, _COUNTERS_BY_COMPONENT, counts),
-        *_families(counter, _BY_SENDER, own, "source"),
-        *_families(gauge, _GAUGES_BY_COMPONENT, own),
+        *_families(counter, _BY_SENDER, parts, "source"),
+        *_families(gauge, _GAUGES_BY_COMPONENT, parts),
         *_families(gauge, _QUEUE_GAUGES, queues, "executor"),
         *_families(counter, _QUEUE_COUNTERS, queues, "executor"),
         *_families(gauge, _HEARTBEAT_GAUGES, [(each, each) for each in beats], "executor"),
@@ -168,13 +168,13 @@ def component_statuses(
                 )
                 for source in component.inputs
             ],
-            executors=[_executor(*each, task_offset) for each in here],
+            executors=[_executor_status(*each, task_offset) for each in here],
         )
         statuses.append(status)
     return statuses
 
 
-def _executor(executor: Executor[Any], counts: Counts, task_offset: int) -> pb.ExecutorStatus:
+def _executor_status(executor: Executor[Any], counts: Counts, task_offset: int) -> pb.ExecutorStatus:
     queue = executor.queue.statistics()
     return pb.ExecutorStatus(
         first_task=task_offset + executor.tasks[0],
@@ -207,7 +207,7 @@ class ProgramReporter:
         self._control = control
         self._build_report = build_report
         self._has_reported = False
-        self._failed = False
+        self._exited_with_error = False
         self._stopping = threading.Event()
         self._log_rate = LogRateLimiter()
         self._thread = threading.Thread(target=self._main, name="tuplewire-topology-reporter", daemon=True)
@@ -217,9 +217,9 @@ class ProgramReporter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._failed = kind is not None
+        self._exited_with_error = kind is not None
         self._stopping.set()
-        self._thread.join(_FAILED_JOIN_SECONDS if self._failed else _JOIN_SECONDS)
+        self._thread.join(_FAILED_JOIN_SECONDS if self._exited_with_error else _JOIN_SECONDS)
 
     def _main(self) -> None:
         with self._control:
@@ -230,7 +230,7 @@ class ProgramReporter:
     def _report(self) -> None:
         report = self._build_report()
         report.ended = self._stopping.is_set()
-        if self._failed:
+        if self._exited_with_error:
             if not self._has_reported:
                 return  # there are no earlier metrics to remove
             report.ClearField("metrics")
@@ -238,5 +238,5 @@ class ProgramReporter:
         try:
             self._control.report_program(report)
         except TuplewireError as error:
-            if reports := self._log_rate.due("refused"):
+            if reports := self._log_rate.count_event("refused"):
                 logger.warning("program.report_failed", extra={"failed": reports, "reason": str(error)})

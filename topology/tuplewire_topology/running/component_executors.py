@@ -18,12 +18,12 @@ from functools import partial
 from typing import Any
 
 from tuplewire.errors import MalformedTupleError
-from tuplewire_topology.acking.acker import AckerTrees, Root, RotatingMap, pack_uint64, tracking_keys
+from tuplewire_topology.acking.acker import AckerTrees, RotatingMap, TreeKey, pack_uint64, tracking_keys
 from tuplewire_topology.authoring.collector import EmittedTuples, OutputCollector, SpoutOutputCollector
 from tuplewire_topology.authoring.component import Bolt, Spout
 from tuplewire_topology.authoring.description import ACKER_COMPONENT
 from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, AddressedTuples, Tuple, TupleSource
-from tuplewire_topology.running.executor import MAX_BATCH, Executor, ExecutorContext, Task
+from tuplewire_topology.running.executor import MAX_BATCH, Executor, ExecutorServices, Task
 from tuplewire_topology.running.statistics import CurrentColumn, ExecutorActivity
 from tuplewire_topology.running.tuple_transfer import TaskTracer
 
@@ -58,7 +58,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     open_activity = ExecutorActivity.OPEN
     close_activity = ExecutorActivity.CLOSE
 
-    def __init__(self, tasks: range, executor_context: ExecutorContext) -> None:
+    def __init__(self, tasks: range, executor_context: ExecutorServices) -> None:
         super().__init__(tasks, executor_context)
         self._target_active = False
         self._active = False
@@ -102,8 +102,8 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _run_once(self) -> None:
         super()._run_once()
         # Activation waits for the connections to other workers; deactivation does not.
-        changes = self._active != self._target_active
-        if changes and (self._active or not self._executor_context.transfer.missing_connections):
+        needs_change = self._active != self._target_active
+        if needs_change and (self._active or not self._executor_context.transfer.missing_connections):
             self._apply_target_state()
         if self._active and not self._stopping:
             self._poll_spouts()
@@ -147,15 +147,15 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._send(task)
 
     def _deliver(self, task: SpoutTask, pending: InFlightTuple, now: float, *, processed: bool) -> None:
-        message_id, source, since = pending
+        message_id, source, emit_time = pending
         tally, pulse = self.tally, self.pulse
         pulse.activity = ExecutorActivity.ACK if processed else ExecutorActivity.FAIL
-        pulse.calls += 1
+        pulse.step_count += 1
         try:
             if processed:
                 tally.uncounted_acks.append(source)
                 tally.complete.count += 1
-                tally.complete.seconds += now - since
+                tally.complete.seconds += now - emit_time
                 task.spout.ack(message_id)
             else:
                 tally.failed_by[source.stream_id] += 1
@@ -177,7 +177,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _poll_spouts(self) -> None:
         """Request tuples from each task that may emit, for a short time each."""
         # Read first: a wait that starts now needs another round.
-        epoch = self._executor_context.transfer.counter.epoch
+        epoch = self._executor_context.transfer.counter.detection_number
         self._has_emitted = self._may_emit = False
         for task in self._tasks.values():
             self._may_emit |= self._poll_task(task)
@@ -185,8 +185,8 @@ class SpoutExecutor(Executor[SpoutTask]):
                 self._has_emitted = True
                 self._finished_epoch = _NOT_FINISHED  # before the send: tuples may be processed immediately
                 self._send(task)
-        finished = not self._has_emitted and all(map(self._is_exhausted, self._tasks.values()))
-        self._finished_epoch = epoch if finished else _NOT_FINISHED
+        is_round_finished = not self._has_emitted and all(map(self._is_exhausted, self._tasks.values()))
+        self._finished_epoch = epoch if is_round_finished else _NOT_FINISHED
 
     def _is_exhausted(self, task: SpoutTask) -> bool:
         """Return True if a task is exhausted, and no pending tuple can time out and be emitted again."""
@@ -203,7 +203,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             while len(task.pending) + len(outbox) < bound and not task.spout.exhausted:
                 polled = True
                 before = len(outbox)
-                pulse.calls += 1
+                pulse.step_count += 1
                 task.spout.next_tuple()
                 if len(outbox) == before or len(outbox) >= MAX_BATCH or time.monotonic() >= deadline:
                     break
@@ -248,9 +248,9 @@ class BoltTask(Task):
 class BoltExecutor(Executor[BoltTask]):
     """Executes bolts, one column at a time. Sends emitted tuples after each column, or MAX_BATCH tuples."""
 
-    def prune_unacked(self, removed_spouts: Collection[int]) -> Counter[Root]:
+    def prune_unacked(self, removed_spouts: Collection[int]) -> Counter[TreeKey]:
         """Return the number of unacked tuples by root; forget tuples of `removed_spouts`. Only at rest."""
-        held: Counter[Root] = Counter()
+        held: Counter[TreeKey] = Counter()
         for task in self._tasks.values():
             for message in list(task.unacked):
                 if any(root[0] in removed_spouts for root in message.roots):
@@ -261,20 +261,20 @@ class BoltExecutor(Executor[BoltTask]):
 
     def _open_task(self, task: int) -> BoltTask:
         bolt = deepcopy(self.component.prototype)  # each task has its own bolt
-        opened = BoltTask(*self._task_arguments(task), bolt=bolt, execute=bolt.execute)
+        bolt_task = BoltTask(*self._task_arguments(task), bolt=bolt, execute=bolt.execute)
         collector = OutputCollector(
-            opened.outbox,
-            partial(self._on_ack, opened),
-            partial(self._on_fail, opened),
+            bolt_task.outbox,
+            partial(self._on_ack, bolt_task),
+            partial(self._on_fail, bolt_task),
             partial(self._report_error, task),
         )
         context = self._executor_context.new_context(task)
         bolt.prepare(self.conf, context, collector)
-        opened.hooks = context.hooks
+        bolt_task.hooks = context.hooks
         if (tracing := self._executor_context.transfer.tracing) is not None:
-            observer = TaskTracer(tracing, self.component, task)
-            opened.outbox.on_emit, opened.execute = observer.trace_emit, observer.wrap(bolt.execute)
-        return opened
+            tracer = TaskTracer(tracing, self.component, task)
+            bolt_task.outbox.on_emit, bolt_task.execute = tracer.trace_emit, tracer.wrap(bolt.execute)
+        return bolt_task
 
     def _close_task(self, task: BoltTask) -> None:
         task.bolt.cleanup()
@@ -285,14 +285,14 @@ class BoltExecutor(Executor[BoltTask]):
             self._executor_context.on_receive(self.component.id, column.tuples)
         execute, pulse, tuples = task.execute, self.pulse, column.tuples
         began, sending = pulse.clock(), self.tally.sending_seconds
-        self.tally.column = CurrentColumn(began, sending, pulse.calls, tuples[0].source, len(tuples))
+        self.tally.column = CurrentColumn(began, sending, pulse.step_count, tuples[0].source, len(tuples))
         pulse.enter(task.id, ExecutorActivity.EXECUTE)
         start_time = began
         for message in tuples:
             if self._stopping:  # without _on_processed(), so the column's sender gets no acknowledgement
                 self.tally.column = None
                 return
-            pulse.calls += 1
+            pulse.step_count += 1
             if message.roots:
                 task.unacked[message] = start_time
                 start_time = 0.0  # only the first tracked tuple is timed: a clock per tuple would be slow
@@ -331,12 +331,12 @@ class BoltExecutor(Executor[BoltTask]):
 
     def _on_ack(self, task: BoltTask, message: Tuple) -> None:
         self.tally.uncounted_acks.append(message.source)
-        since = task.unacked.pop(message, None)
-        if since is not None:
+        start_time = task.unacked.pop(message, None)
+        if start_time is not None:
             task.pending_acks.append(message.roots)
-            if since:
+            if start_time:
                 self.tally.process.count += 1
-                self.tally.process.seconds += self.pulse.clock() - since
+                self.tally.process.seconds += self.pulse.clock() - start_time
         for hook in task.hooks:
             hook.on_ack(message)
 
@@ -376,8 +376,8 @@ class AckerExecutor(Executor[AckerTask]):
                 self._report_error(task.id, error, message)
         topology = self._executor_context.topology
         columns = [
-            AddressedTuples(spout, [Tuple([pack_uint64(some)], topology.source(task.id, stream))])
-            for (spout, stream), some in roots.items()
+            AddressedTuples(spout, [Tuple([pack_uint64(root_numbers)], topology.source(task.id, stream))])
+            for (spout, stream), root_numbers in roots.items()
         ]
         if columns:
             self._transfer(task, columns)

@@ -42,7 +42,7 @@ MAX_BATCH = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorContext:
+class ExecutorServices:
     """Services of the process that an executor uses. All callbacks run on the executor's thread.
 
     Attributes:
@@ -92,7 +92,7 @@ class Executor(ABC, Generic[TaskKind]):
     open_activity = ExecutorActivity.PREPARE
     close_activity = ExecutorActivity.CLEANUP
 
-    def __init__(self, tasks: range, executor_context: ExecutorContext) -> None:
+    def __init__(self, tasks: range, executor_context: ExecutorServices) -> None:
         self.tasks = tasks
         self.component = executor_context.topology.component_of(tasks[0])
         self.conf = {**executor_context.conf, **self.component.configuration}  # the component's settings win
@@ -104,7 +104,7 @@ class Executor(ABC, Generic[TaskKind]):
         self._tasks: dict[int, TaskKind] = {}
         self._load = ExecutorLoad()
         self._refresh_due = self._rotation_due = False
-        self._stopping = self._stop_when_empty = self._killed = False
+        self._stopping = self._stops_when_empty = self._is_killed = False
         self.opened = threading.Event()
         """Set once all tasks are open, or one could not be opened."""
         name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
@@ -135,12 +135,12 @@ class Executor(ABC, Generic[TaskKind]):
 
     def stop_when_empty(self) -> None:
         """Request the end once the queue is empty. Does not wait."""
-        self._stop_when_empty = True
+        self._stops_when_empty = True
         self.queue.wake()
 
     def kill(self) -> None:
         """End like a killed process: send nothing more, and do not close spouts and bolts."""
-        self._killed = True
+        self._is_killed = True
         self.stop()
 
     def join(self, timeout: float) -> bool:
@@ -187,7 +187,7 @@ class Executor(ABC, Generic[TaskKind]):
             while not self._stopping:
                 self.pulse.start_iteration()
                 self._run_once()
-                if self._stop_when_empty and self.queue.close_if_empty():
+                if self._stops_when_empty and self.queue.close_if_empty():
                     break
         except TaskError as error:
             self._executor_context.on_failure(error)
@@ -200,7 +200,7 @@ class Executor(ABC, Generic[TaskKind]):
         finally:
             self.queue.close()
             self.opened.set()  # the starter must not wait for tasks that could not be opened
-            if not self._killed:
+            if not self._is_killed:
                 self._close_all()
             self.pulse.activity = ExecutorActivity.ENDED
 
@@ -242,8 +242,8 @@ class Executor(ABC, Generic[TaskKind]):
         """Process a column, and then call _on_processed() with it."""
 
     def _on_processed(self, column: AddressedTuples) -> None:
-        if column.on_processed is not None:
-            column.on_processed()
+        if column.on_executed is not None:
+            column.on_executed()
         self._executor_context.transfer.counter.add(-len(column.tuples))
 
     def _rotate(self) -> None:
@@ -284,7 +284,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     def _flush(self, task: TaskKind) -> list[EmittedTuples]:
         """Send and return the tuples that a task has emitted; report acked and failed tuples to the acker."""
-        if self._killed:
+        if self._is_killed:
             raise ClosedError("this executor's worker was killed")
         if self._refresh_due:  # requested by a timer, done here: only this thread uses the groupings
             self._refresh_due = False

@@ -24,7 +24,7 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
 from tuplewire_topology.running.component_executors import AckerExecutor, BoltExecutor, SpoutExecutor
-from tuplewire_topology.running.executor import Executor, ExecutorContext
+from tuplewire_topology.running.executor import Executor, ExecutorServices
 from tuplewire_topology.running.heartbeat import Heartbeats
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.statistics import ExecutorStatistics, Failure, ProcessReport
@@ -46,7 +46,7 @@ class ExecutorGroup:
         link: The connection to the other processes of the topology.
         acker: Tracks tuples if the topology has no acker tasks (with_ackers). All workers must be in this
             process, and share it.
-        on_error, on_dead_letter, on_emit, on_receive: See ExecutorContext.
+        on_error, on_dead_letter, on_emit, on_receive: See ExecutorServices.
         state_file: Gets each heartbeat as JSON; removed after a clean end.
         port: The worker's port, for the contexts of its tasks.
     """
@@ -76,13 +76,13 @@ class ExecutorGroup:
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
-        self._own_loads: dict[int, float] = {}
+        self._local_loads: dict[int, float] = {}
         metrics = UserMetrics(self.settings.metrics_series)
         self._hook_context = hook_context = WorkerContext(topology_id, topology, self.tasks)
         self._hooks = ExitStack()
         self.transfer = transfer = Transfer(topology, link, self.settings, tracing.get_tracing())
         self.counter = transfer.counter
-        self._executor_context = ExecutorContext(
+        self._executor_context = ExecutorServices(
             topology=topology,
             conf=conf,
             new_context=lambda task: TopologyContext(
@@ -96,14 +96,14 @@ class ExecutorGroup:
             on_emit=on_emit,
             on_receive=on_receive,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
-            loads=lambda: {**({} if link.worker is None else link.worker.loads()), **self._own_loads},
+            loads=lambda: {**({} if link.worker is None else link.worker.loads()), **self._local_loads},
             metrics=metrics,
         )
         self.executors: list[Executor[Any]] = []
         for executor_tasks in self._executor_ranges(self.tasks):
             self._create_executor(executor_tasks)
         self._timer: Timer = timer or SystemTimer(lambda error: self._on_failure(to_tuplewire_error(error)))
-        self.heartbeats = Heartbeats(topology_id, lambda: self.executors, self._not_ready_reason, state_file)
+        self.heartbeats = Heartbeats(topology_id, lambda: self.executors, self._group_problem, state_file)
         self._cancels: list[Cancel] = []
         self._ticks = TickScheduler(self._timer, self.counter, self.transfer.enqueue_system_tuples)
 
@@ -139,7 +139,7 @@ class ExecutorGroup:
         start_hooks(self._executor_context.conf, self._hook_context, self._hooks)
         self._cancels.append(self._timer.every(self.settings.heartbeat_seconds, self.heartbeats.beat))
         self._open(self.executors)
-        self._cancels.append(self._timer.every(_REFRESH_INTERVAL_SECONDS, self._refresh))
+        self._cancels.append(self._timer.every(_REFRESH_INTERVAL_SECONDS, self._refresh_loads))
         self._started = True
 
     def _open(self, executors: Sequence[Executor[Any]]) -> None:
@@ -155,8 +155,8 @@ class ExecutorGroup:
                 for task in executor.tasks:
                     self._ticks.add(task, executor.settings.tick_seconds)
             period = self.settings.message_timeout_seconds / RETAINED_ROTATIONS
-            tracks = not isinstance(executor, BoltExecutor)  # ackers and spouts
-            if tracks and period and self.transfer.acker_tasks is not None:
+            is_tracking = not isinstance(executor, BoltExecutor)  # ackers and spouts
+            if is_tracking and period and self.transfer.acker_tasks is not None:
                 self._cancels.append(self._timer.every(period, executor.rotate))
         # After all tasks are open, because the queues fill from now on.
         self.link.subscribe([each.tasks for each in executors], self.transfer.receive, self._on_failure)
@@ -174,10 +174,10 @@ class ExecutorGroup:
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """Return the state of this process. new_epoch: exhausted spouts count as busy until polled again."""
         if new_epoch:
-            self.counter.epoch += 1
+            self.counter.detection_number += 1
             for spout in self.spouts:
                 spout.queue.wake()
-        spouts, epoch = self.spouts, self.counter.epoch
+        spouts, epoch = self.spouts, self.counter.detection_number
         idle, sent, received = self.counter.snapshot(lambda: all(each.is_finished(epoch) for each in spouts))
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(idle, sent, received + self.link.lost_messages(), failure)
@@ -204,14 +204,14 @@ class ExecutorGroup:
         for executor in self.executors:
             executor.stop()
         deadline = max(deadline, time.monotonic() + 1.0)  # also if the wait has used up the time
-        stuck = self._join_executors(deadline)
+        running = self._join_executors(deadline)
         self.link.close(max(1.0, deadline - time.monotonic()))
-        stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
+        running = [each for each in running if not each.join(1.0)]  # it may have waited for the link's space
         self._hooks.close()
         self.heartbeats.beat()
         tracing.flush()
-        if stuck:
-            raise WaitTimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
+        if running:
+            raise WaitTimeoutError(f"{', '.join(map(repr, running))} did not end within {timeout} s")
         if self.failure is None:  # the state file of a failed worker remains
             self.heartbeats.remove_file()
 
@@ -265,17 +265,17 @@ class ExecutorGroup:
 
     # --- state --- --------------------------------------------------------------------------------------
 
-    def _refresh(self) -> None:
+    def _refresh_loads(self) -> None:
         if self._closed:  # a shared timer may call this once more
             return
         loads = ((each.tasks, each.update_load()) for each in self.executors)
-        self._own_loads = {task: load for tasks, load in loads for task in tasks}
+        self._local_loads = {task: load for tasks, load in loads for task in tasks}
         if self.link.worker is not None:
-            self.link.worker.report_loads(self._own_loads)
+            self.link.worker.report_loads(self._local_loads)
         for executor in self.executors:
             executor.refresh_groupings()
 
-    def _not_ready_reason(self) -> str:
+    def _group_problem(self) -> str:
         if self.failure is not None:
             return f"failed: {self.failure}"
         if self._closed or not self._started:

@@ -111,6 +111,6 @@ class Heartbeats:
 def _executor_heartbeat(executor: Executor[Any]) -> ExecutorHeartbeat:
     pulse, component = executor.pulse, executor.component.id
     call_seconds = pulse.call_seconds()
-    activity, turned = pulse.activity.value, pulse.clock() - pulse.iteration_start
+    activity, loop_time = pulse.activity.value, pulse.clock() - pulse.iteration_start
     stuck = call_seconds >= executor.settings.task_timeout_seconds
-    return ExecutorHeartbeat(component, executor.tasks, pulse.task, activity, call_seconds, turned, stuck)
+    return ExecutorHeartbeat(component, executor.tasks, pulse.task, activity, call_seconds, loop_time, stuck)

@@ -149,11 +149,13 @@ class Link:
                 return
 
     @staticmethod
-    def _with_offset(groups: Sequence[TaskGroup], by: int) -> Sequence[TaskGroup]:
-        if not by:
+    def _with_offset(groups: Sequence[TaskGroup], shift: int) -> Sequence[TaskGroup]:
+        if not shift:
             return groups
         return [
-            replace(group, task=group.task + by, source=None if group.source is None else group.source + by)
+            replace(
+                group, task=group.task + shift, source=None if group.source is None else group.source + shift
+            )
             for group in groups
         ]
 

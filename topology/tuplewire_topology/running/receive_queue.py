@@ -66,7 +66,7 @@ class ReceiveQueue:
         """Add tuples, waiting for free space without limit. They are added in parts, as space becomes free.
 
         Raises ClosedError if the queue is closed before the last part; parts already added stay. A column
-        with `on_processed` must use publish_to_overflow.
+        with `on_executed` must use publish_to_overflow.
         """
         tuples = column.tuples
         with self._lock:

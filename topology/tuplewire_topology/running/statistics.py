@@ -54,19 +54,19 @@ FRAMEWORK_ACTIVITIES = frozenset(
 class Pulse:
     """The current activity of an executor's thread, which writes it. Costs one addition per tuple.
 
-    `calls` counts calls of user code, columns and sends. `iteration_start`: the start of the loop turn.
+    `step_count` counts calls of user code, columns and sends. `iteration_start`: the start of the loop turn.
     """
 
     task: int
     clock: Callable[[], float] = time.monotonic
     activity: ExecutorActivity = ExecutorActivity.STARTING
-    calls: int = 0
+    step_count: int = 0
     iteration_start: float = field(init=False)
-    _seen: tuple[int, ExecutorActivity] = (0, ExecutorActivity.STARTING)
-    _since: float = field(init=False)
+    _last_sample: tuple[int, ExecutorActivity] = (0, ExecutorActivity.STARTING)
+    _last_sample_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._since = self.iteration_start = self.clock()
+        self._last_sample_at = self.iteration_start = self.clock()
 
     def start_iteration(self) -> None:
         """Record the start of a loop turn."""
@@ -76,17 +76,17 @@ class Pulse:
         """Record the start of a call of user code, or the return to it after a send."""
         self.task = task
         self.activity = activity
-        self.calls += 1
+        self.step_count += 1
 
     def call_seconds(self) -> float:
         """Return the seconds since the current call of user code was first seen here; 0 if there is none.
 
         Call this about once a second, from one thread. The result is too short by at most that time.
         """
-        now, seen = self.clock(), (self.calls, self.activity)
-        if seen != self._seen or seen[1] in FRAMEWORK_ACTIVITIES:  # another call, or none
-            self._seen, self._since = seen, now
-        return now - self._since
+        now, seen = self.clock(), (self.step_count, self.activity)
+        if seen != self._last_sample or seen[1] in FRAMEWORK_ACTIVITIES:  # another call, or none
+            self._last_sample, self._last_sample_at = seen, now
+        return now - self._last_sample_at
 
 
 _source = attrgetter("source")
@@ -107,7 +107,7 @@ class Counts:
     Attributes:
         emitted_by: By its own streams.
         transferred_by: Copies of emitted tuples, one for each target task.
-        executed_by, acked_by, failed_by: By source stream; the outcomes of a spout's tuples by its streams.
+        executed_by, acked_by, failed_by: By source stream; of a spout by its streams.
         execute: Time in a bolt's execute(), measured per column.
         process: From a bolt's execute() of a tuple until the ack, for one tracked tuple of each column.
         complete: From the emit of a spout's tuple until its ack.
@@ -205,14 +205,14 @@ class Tally(Counts):
 
     def live_totals(self, pulse: Pulse) -> Counts:
         """Return totals with an estimate for the column in progress. `pulse` is the executor's."""
-        counts, column, since = self.snapshot(), self.column, self.send_start
+        counts, column, send_start = self.snapshot(), self.column, self.send_start
         now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
-        if since is not None:
-            counts.sending_seconds += max(0.0, now - since)
+        if send_start is not None:
+            counts.sending_seconds += max(0.0, now - send_start)
         if column is not None:
             sending = max(0.0, counts.sending_seconds - column.sending_seconds)
             counts.execute.seconds += max(0.0, now - column.start - sending)
-            done = min(column.length, max(0, pulse.calls - column.calls - 1))  # 1: enter(); sends count
+            done = min(column.length, max(0, pulse.step_count - column.calls - 1))  # 1: enter(); sends count
             counts.execute.count += done
             counts.executed_by[column.source.stream_id] += done
         return counts

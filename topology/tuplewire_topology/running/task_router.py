@@ -17,8 +17,8 @@ from typing import Any
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.grouping.grouping import (
-    REMEMBERED_KEYS,
-    Fields,
+    MAX_CACHED_KEYS,
+    FieldsGrouping,
     Grouping,
     GroupingContext,
     Key,
@@ -52,8 +52,8 @@ class LocalOrShuffleGrouping(RingGrouping):
         self.refresh()
 
     def refresh(self) -> None:
-        near = self._context.locality()
-        local = [task for task in self.tasks if near.get(task) is Locality.WORKER]
+        locality_by_task = self._context.locality()
+        local = [task for task in self.tasks if locality_by_task.get(task) is Locality.WORKER]
         self.turn_to(local or list(self.tasks))
 
 
@@ -67,15 +67,15 @@ class PartialKeyGrouping(SingleGrouping):
     def __init__(self, tasks: Iterable[int]) -> None:
         super().__init__(tasks)
         self._sent = dict.fromkeys(self.tasks, 0)
-        self._candidates = lru_cache(REMEMBERED_KEYS)(self._compute_candidates)
+        self._candidates = lru_cache(MAX_CACHED_KEYS)(self._compute_candidates)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
         sent = self._sent
         chosen = []
         with explain_unhashable(keys):
             for key in keys:
-                one, other = self._candidates(key)
-                task = one if sent[one] <= sent[other] else other
+                first, second = self._candidates(key)
+                task = first if sent[first] <= sent[second] else second
                 sent[task] += 1
                 chosen.append(task)
         return chosen
@@ -107,16 +107,16 @@ class CustomGrouping(Grouping):
 
     def __init__(self, context: GroupingContext, chooser: CustomStreamGrouping) -> None:
         super().__init__(context.tasks)
-        self._chooser = chooser
+        self._custom_grouping = chooser
         self._known = frozenset(self.tasks)
 
     def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
         """Return the messages for each task. `keys` has all values of each message."""
         positions: defaultdict[int, list[int]] = defaultdict(list)
         for position, values in enumerate(keys):
-            for task in self._chooser.choose_tasks(values):
+            for task in self._custom_grouping.choose_tasks(values):
                 if task not in self._known:
-                    name = type(self._chooser).__name__
+                    name = type(self._custom_grouping).__name__
                     raise TopologyError(f"{name} chose task {task!r}, which is none of {self.tasks}")
                 positions[task].append(position)
         return positions
@@ -198,7 +198,7 @@ def _make(subscription: Input, context: GroupingContext, stream: Stream) -> Grou
 _GROUPINGS: Mapping[GroupingType, Callable[[GroupingContext], Grouping]] = {
     GroupingType.SHUFFLE: lambda context: RingGrouping(context.tasks, context.source),
     GroupingType.NONE: lambda context: RingGrouping(context.tasks, context.source),
-    GroupingType.FIELDS: lambda context: Fields(context.tasks),
+    GroupingType.FIELDS: lambda context: FieldsGrouping(context.tasks),
     GroupingType.ALL: lambda context: AllGrouping(context.tasks),
     GroupingType.GLOBAL: lambda context: GlobalGrouping(context.tasks),
     GroupingType.LOCAL_OR_SHUFFLE: LocalOrShuffleGrouping,

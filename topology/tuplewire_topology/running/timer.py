@@ -45,13 +45,13 @@ class Timer:
             self._heap = [entry for entry in self._heap if entry[1] != sequence]
             heapq.heapify(self._heap)
 
-    def _next_due(self, now: float) -> tuple[float, Action] | None:
+    def _pop_due(self, now: float) -> tuple[float, Action] | None:
         """Return the next action due by now, with its due time, and schedule it one period later."""
         if not self._heap or self._heap[0][0] > now:
             return None
-        due, sequence, period, action = self._heap[0]
-        heapq.heapreplace(self._heap, (due + period, sequence, period, action))
-        return due, action
+        due_time, sequence, period, action = self._heap[0]
+        heapq.heapreplace(self._heap, (due_time + period, sequence, period, action))
+        return due_time, action
 
 
 class SystemTimer(Timer):
@@ -69,8 +69,8 @@ class SystemTimer(Timer):
 
     def _main(self) -> None:
         try:
-            while (due := self._wait_for_due()) is not None:
-                for action in due:
+            while (due_actions := self._wait_for_due()) is not None:
+                for action in due_actions:
                     action()
         except BaseException as error:  # noqa: BLE001 - the owner must get every error of an action
             self._on_failure(error)
@@ -81,8 +81,8 @@ class SystemTimer(Timer):
             while not self._closed:
                 now = self._now()
                 due: dict[Action, None] = {}  # an ordered set: an action may be due several times
-                while (popped := self._next_due(now)) is not None:
-                    due[popped[1]] = None
+                while (next_action := self._pop_due(now)) is not None:
+                    due[next_action[1]] = None
                 if due:
                     return list(due)
                 self._changed.wait(self._heap[0][0] - now if self._heap else None)
@@ -109,11 +109,11 @@ class SimulatedTimer(Timer):
         end = self._time + seconds
         while True:
             with self._changed:
-                due = self._next_due(end)
-                self._time = end if due is None else due[0]
-            if due is None:
+                due_action = self._pop_due(end)
+                self._time = end if due_action is None else due_action[0]
+            if due_action is None:
                 return
-            due[1]()
+            due_action[1]()
 
 
 class TickScheduler:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
 from tuplewire.text.events import event_logger
-from tuplewire.tracing.context import MARK, TraceParent, context_of, entry_for, traceparent_of
+from tuplewire.tracing.context import MARK, TraceParent, context_of, encode_context, traceparent_of
 from tuplewire.values.group import TaskGroup
 from tuplewire_topology.acking.acker import check_roots
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, Component, ComponentKind, Topology
@@ -46,8 +46,8 @@ class TaskTracer:
         """Set the trace context of a tuple, if any; a spout may start the trace."""
         context = self._trace_context
         if self._component.kind is ComponentKind.SPOUT and self._tracing.should_sample():
-            about: Attributes = {"tuplewire.task": self._task, "tuplewire.stream": stream}
-            span = self._tracing.start_span("emit", self._component.id, about)
+            attributes: Attributes = {"tuplewire.task": self._task, "tuplewire.stream": stream}
+            span = self._tracing.start_span("emit", self._component.id, attributes)
             span.end()
             context = traceparent_of(span)
         if context is not None:
@@ -60,13 +60,13 @@ class TaskTracer:
             if message.trace is None:
                 execute(message)
                 return
-            context, since_ns = message.trace
-            about: Attributes = {
+            context, wait_start_ns = message.trace
+            attributes: Attributes = {
                 "tuplewire.task": self._task,
                 "tuplewire.source": message.source.wire_id,
-                "tuplewire.waited_seconds": (time.time_ns() - since_ns) / 1e9,
+                "tuplewire.waited_seconds": (time.time_ns() - wait_start_ns) / 1e9,
             }
-            span = self._tracing.start_span("execute", self._component.id, about, parent=context)
+            span = self._tracing.start_span("execute", self._component.id, attributes, parent=context)
             with self._tracing.use_span(span):
                 self._trace_context = traceparent_of(span)
                 try:
@@ -79,7 +79,7 @@ class TaskTracer:
 
 def with_trace_headers(group: TaskGroup, tuples: Sequence[Tuple]) -> TaskGroup:
     """Return the messages of these tuples, with their contexts as headers."""
-    entries = [b"" if each.trace is None else entry_for(each.trace[0].decode()) for each in tuples]
+    entries = [b"" if each.trace is None else encode_context(each.trace[0].decode()) for each in tuples]
     # A tuple that cannot be serialized has no payload, so payloads and tuples do not match.
     return group.with_headers(entries) if any(entries) and group.count == len(entries) else group
 
@@ -96,21 +96,21 @@ def read_trace_headers(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
 
 logger = event_logger(__name__)
 
-UndeliverableCallback = Callable[[Tuple, Exception], None]
+OnUndeliverable = Callable[[Tuple, Exception], None]
 
 
 class TupleCounter:
     """Counts the tuples in the queues and executors of a worker. Thread-safe.
 
     `in_progress` is their number. A worker is idle if it is 0, and every spout is inactive or exhausted.
-    `epoch` is the number of termination detections; each needs a new round of the spouts. `paused`, set
+    `detection_number` counts termination detections; each needs a new round of the spouts. `paused`, set
     on any thread, rejects ticks.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.in_progress = 0
-        self.epoch = 0
+        self.detection_number = 0
         self._sent = 0
         self._received = 0
         self.paused = False
@@ -168,7 +168,7 @@ class Transfer:
         """The missing required connections, as text; empty if none, or if the worker is another process."""
         return "" if self.link.worker is None else self.link.worker.missing_connections()
 
-    def send(self, columns: Sequence[AddressedTuples], on_undeliverable: UndeliverableCallback) -> None:
+    def send(self, columns: Sequence[AddressedTuples], on_undeliverable: OnUndeliverable) -> None:
         """Send columns, in order for each task, waiting for free space. Call this on an executor's thread.
 
         The tuples of a column have one source. Raises ClosedError if a target executor has stopped.
@@ -204,7 +204,7 @@ class Transfer:
             self.link.send(remote)
 
     def _make_group(
-        self, column: AddressedTuples, serialized: dict[Tuple, bytes], on_undeliverable: UndeliverableCallback
+        self, column: AddressedTuples, serialized: dict[Tuple, bytes], on_undeliverable: OnUndeliverable
     ) -> list[TaskGroup]:
         payloads = self._serialize_column(column, serialized, on_undeliverable)
         if not payloads:
@@ -213,7 +213,7 @@ class Transfer:
         return [with_trace_headers(group, column.tuples) if self.tracing is not None else group]
 
     def _serialize_column(
-        self, column: AddressedTuples, serialized: dict[Tuple, bytes], on_undeliverable: UndeliverableCallback
+        self, column: AddressedTuples, serialized: dict[Tuple, bytes], on_undeliverable: OnUndeliverable
     ) -> list[bytes]:
         payloads = []
         for message in column.tuples:
@@ -232,13 +232,13 @@ class Transfer:
         self.counter.add(len(column.tuples))
         self.queues[column.task].publish_to_overflow(column)
 
-    def receive(self, group: TaskGroup, on_processed: Callable[[], None]) -> None:
+    def receive(self, group: TaskGroup, on_executed: Callable[[], None]) -> None:
         """Queue tuples from other processes without waiting; the credit of their senders bounds them.
 
-        Calls `on_processed` afterwards. Raises ClosedError if the executor of the task has stopped.
+        Calls `on_executed` afterwards. Raises ClosedError if the executor of the task has stopped.
         Source: Storm's `DeserializingConnectionCallback`.
         """
-        if self.settings.size_metrics:
+        if self.settings.has_size_metrics:
             with self._lock:
                 self._received_bytes[group.source, group.task] += len(group.data)
         if tuples := self._read_tuples(group):
@@ -246,9 +246,9 @@ class Transfer:
             if queue is None:
                 raise ClosedError(f"task {group.task} no longer has an executor here")
             self.counter.add(len(tuples), received=len(tuples))
-            queue.publish_to_overflow(AddressedTuples(group.task, tuples, on_processed))
+            queue.publish_to_overflow(AddressedTuples(group.task, tuples, on_executed))
         else:  # no readable tuple: without an acknowledgement it would be delivered again
-            on_processed()
+            on_executed()
 
     def _read_tuples(self, group: TaskGroup) -> list[Tuple]:
         """Return the readable tuples of a group; count and log the others."""
@@ -269,7 +269,7 @@ class Transfer:
         return tuples
 
     def received_bytes(self, tasks: range) -> Mapping[str, int]:
-        """Return the bytes received for tasks, by component. Source: see TopologySettings.size_metrics."""
+        """Return the bytes received for tasks, by component. See TopologySettings.has_size_metrics."""
         sizes: Counter[str] = Counter()
         with self._lock:
             for (source, task), size in self._received_bytes.items():

@@ -34,7 +34,7 @@ class TupleSerializer:
         self.topology = topology
         self._headers: dict[str, bytes] = {}
         # The last values, which neighbours often share. Each tuple is replaced as a whole, for other threads.
-        self._last_written: tuple[Roots, bytes] = (NO_ROOTS, _NO_ROOTS)
+        self._last_written: tuple[Roots, bytes] = (NO_ROOTS, _PACKED_NO_ROOTS)
         self._last_read: tuple[bytes, TupleSource, Roots] | None = None
         # Bounded: only sources of the topology are stored.
         self._sources: dict[str, TupleSource] = {}
@@ -45,7 +45,7 @@ class TupleSerializer:
         try:
             head = self._headers.get(key)
             if head is None:
-                head = self._headers[key] = _HEAD + pack_values([key])[1:]
+                head = self._headers[key] = _ARRAY_OF_THREE + pack_values([key])[1:]
             roots, packed = self._last_written
             if message.roots is not roots:
                 roots = message.roots
@@ -61,10 +61,10 @@ class TupleSerializer:
         try:
             last = self._last_read
             if last is not None and payload.startswith(last[0]):  # no value is a prefix of another
-                begin, source, roots = last
-                at = len(begin)
+                header, source, roots = last
+                at = len(header)
             else:
-                if payload[:1] != _HEAD:
+                if payload[:1] != _ARRAY_OF_THREE:
                     raise ValueError("does not begin as a tuple does")
                 key, at = read_value(payload, 1)
                 source = self._source(key)
@@ -94,21 +94,21 @@ class TupleSerializer:
             raise MalformedTupleError(f"{len(payload)} bytes are not a tuple: {where}: {problem}") from error
         return Tuple(values, source, roots)
 
-    def _source(self, key: Any) -> TupleSource:
-        if type(key) is not str:
-            raise ValueError(f"{type(key).__name__} in place of text")
-        source = self._sources.get(key)
+    def _source(self, wire_id: Any) -> TupleSource:
+        if type(wire_id) is not str:
+            raise ValueError(f"{type(wire_id).__name__} in place of text")
+        source = self._sources.get(wire_id)
         if source is None:
-            task, _, _ = key.partition(":")
+            task, _, _ = wire_id.partition(":")
             # int() would also accept signs, spaces, and numbers that take long to convert.
             if not (task.isascii() and task.isdecimal() and len(task) <= _MAX_TASK_DIGITS):
-                raise ValueError(f"{reprlib.repr(key)} does not begin with a task")
+                raise ValueError(f"{reprlib.repr(wire_id)} does not begin with a task")
             component = self.topology.component_of(int(task))
-            stream = key[len(task) + len(component.id) + 2 :]
+            stream = wire_id[len(task) + len(component.id) + 2 :]
             source = self.topology.source(int(task), stream)
-            if source.wire_id != key:  # from another topology
-                raise ValueError(f"{reprlib.repr(key)}, but task {task} is one of {component.id!r}")
-            self._sources[key] = source
+            if source.wire_id != wire_id:  # from another topology
+                raise ValueError(f"{reprlib.repr(wire_id)}, but task {task} is one of {component.id!r}")
+            self._sources[wire_id] = source
         return source
 
 
@@ -144,8 +144,8 @@ def _bad_part(message: Tuple) -> str:
     raise AssertionError("every part can be packed alone")
 
 
-_HEAD = b"\x93"  # an array of three
-_NO_ROOTS = b"\x90"
+_ARRAY_OF_THREE = b"\x93"  # an array of three
+_PACKED_NO_ROOTS = b"\x90"
 _MAX_TASK_DIGITS = 10
 _MAX_CACHED_BYTES = 256
 """The maximum header size in the cache, so that senders do not control its memory."""

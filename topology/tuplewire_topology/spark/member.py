@@ -26,7 +26,7 @@ from tuplewire_topology.authoring.component import DeadLetter
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.coordination.control_channel import (
-    TO_COORDINATOR,
+    COORDINATOR_KINDS,
     ControlChannel,
     ControlInbox,
     ControlKind,
@@ -104,7 +104,7 @@ class Submission(VersionChecked):
 
     def _join(self, stack: ExitStack, task: BarrierTaskContext, rank: int, token_file: Path) -> Plan | None:
         """Exchange addresses; return the plan, or None if another task has a problem. Raises its own."""
-        place, own_error, submitter_version = None, None, 0
+        worker_ref, own_error, submitter_version = None, None, 0
         infos = task.getTaskInfos()
         try:
             if len(infos) != self.n_members:
@@ -114,23 +114,23 @@ class Submission(VersionChecked):
                 )
             host = infos[rank].address.rpartition(":")[0]
             address = self.workers[rank % len(self.workers)] if self.workers else None
-            place = stack.enter_context(ensure_worker(address, host, self.name, token_file))
-            if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
+            worker_ref = stack.enter_context(ensure_worker(address, host, self.name, token_file))
+            if rank == 0 and self.submitter is not None and self.submitter.worker_id != worker_ref.worker_id:
                 # Each generation increases the assignment version.
                 access = credentials(token_file, is_own=self.submitter.is_own)
                 with ControlClient(self.submitter.peer_address, START_SECONDS, credentials=access) as control:
                     submitter_version = control.status().assignment_version
         except TuplewireError as error:
             own_error = error
-        own_info = Member(task.taskAttemptId(), place, submitter_version)
+        own_info = Member(task.taskAttemptId(), worker_ref, submitter_version)
         texts = task.allGather(json.dumps(to_lists(own_info)))
-        members = [from_lists(Member, json.loads(text)) for text in texts]
+        member_infos = [from_lists(Member, json.loads(text)) for text in texts]
         if own_error is not None:  # raised only now, because the other tasks wait for allGather
             raise own_error
-        if any(each.place is None for each in members):
+        if any(each.worker_ref is None for each in member_infos):
             return None
         try:
-            return Plan(self.topology, self.run_id, members, self.submitter)
+            return Plan(self.topology, self.run_id, member_infos, self.submitter)
         except ConfigError:
             if rank == 0:  # all tasks get the same error, and one report is enough
                 raise
@@ -141,34 +141,34 @@ class _TopologyMember:
     """A joined PySpark task. Raises UnreachableError or RefusedError if a worker rejects the assignment."""
 
     def __init__(
-        self, submitted: Submission, plan: Plan, rank: int, token_file: Path, rows: Iterator[pa.RecordBatch]
+        self, future: Submission, plan: Plan, rank: int, token_file: Path, rows: Iterator[pa.RecordBatch]
     ) -> None:
-        self._submitted = submitted
+        self._submitted = future
         self._token_file = token_file
         self._plan = plan
         self._rank = rank
-        self._writer = Batcher(submitted.output)
+        self._batcher = Batcher(future.output)
         self._inbox = ControlInbox()
         self._failed_rows = FailedRows()
         self._first_error: Exception | None = None
         self._is_finished = False
-        self._aborted = False
+        self._is_aborted = False
         self._push_assignment()
         client, task = self._create_client("control"), plan.control_task(rank)
-        self._control = ControlChannel(client, submitted.run_id, task, self._receive, self._inbox.fail)
+        self._control = ControlChannel(client, future.run_id, task, self._receive, self._inbox.fail)
         self._group = self._create_group(rows)
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Run the executors to the end, and yield output. Yields errors: raising would rerun the stage."""
-        place = self._plan.places[self._rank]
-        access = credentials(self._token_file, is_own=place.is_own)
-        control = ControlClient(place.address, CALL_TIMEOUT_SECONDS, credentials=access)
+        place = self._plan.worker_refs[self._rank]
+        worker_credentials = credentials(self._token_file, is_own=place.is_own)
+        control = ControlClient(place.address, CALL_TIMEOUT_SECONDS, credentials=worker_credentials)
         with self._control, ProgramReporter(control, self._program_report):
             coordinator = None
             if self._rank == 0:
                 levels = self._submitted.topology.tick_levels(self._submitted.conf)
                 coordinator = Coordinator(self._submitted.n_members, time.monotonic(), levels)
-                self._to_submitter(ControlKind.STARTED, self._plan.control_task(0), self._submitted.n_members)
+                self._submit(ControlKind.STARTED, self._plan.control_task(0), self._submitted.n_members)
             try:
                 self._group.start()
                 self._send(self._plan.control_task(0), ControlKind.READY)
@@ -177,13 +177,13 @@ class _TopologyMember:
                 self._send_report(0)
             yield from self._run_loop(coordinator)
             yield from self._finish()
-            self._to_submitter(ControlKind.CLOSED)
+            self._submit(ControlKind.CLOSED)
 
     def _create_client(self, purpose: str, **session: Any) -> Client:
-        place = self._plan.places[self._rank]
+        place = self._plan.worker_refs[self._rank]
         return Client(
             place.address,
-            topology=self._plan.topology,
+            topology=self._plan.topology_name,
             worker_id=place.worker_id,
             client_id=f"{self._submitted.run_id}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,  # increases when Spark runs the stage again
@@ -195,8 +195,8 @@ class _TopologyMember:
         """Return a report of the executors. Thread-safe."""
         plan, group = self._plan, self._group
         return control_pb2.ReportProgramRequest(
-            topology=plan.topology,
-            expected_worker_id=plan.places[self._rank].worker_id,
+            topology=plan.topology_name,
+            expected_worker_id=plan.worker_refs[self._rank].worker_id,
             program=f"{self._submitted.run_id}-{self._rank}",
             assignment_version=plan.version,
             components=component_statuses(self._submitted.topology, group.executors, plan.task_offset),
@@ -265,7 +265,7 @@ class _TopologyMember:
         message = ControlMessage(self._submitted.run_id, self._plan.generation, self._rank, kind, values)
         self._control.send(control_task, message)
 
-    def _to_submitter(self, kind: ControlKind, *values: Any) -> None:
+    def _submit(self, kind: ControlKind, *values: Any) -> None:
         if self._submitted.submitter is not None:
             self._send(SUBMITTER_TASK, kind, *values)
 
@@ -290,14 +290,14 @@ class _TopologyMember:
             messages, emitted = self._inbox.take_all(seconds)
             yield from self._batches(emitted)
             for each in messages:
-                if coordinator is not None and each.kind in TO_COORDINATOR:
+                if coordinator is not None and each.kind in COORDINATOR_KINDS:
                     coordinator.handle_message(each, time.monotonic())
                 else:
                     self._handle_order(each)
 
     def _broadcast(self, order: Order) -> None:
         if order.kind is ControlKind.PROGRESS:
-            self._to_submitter(order.kind, *order.values)
+            self._submit(order.kind, *order.values)
             return
         for rank in range(self._submitted.n_members):
             self._send(self._plan.control_task(rank), order.kind, *order.values)
@@ -308,33 +308,33 @@ class _TopologyMember:
             self._send_report(wave)
         elif message.kind in {ControlKind.CLOSE, ControlKind.ABORT}:
             self._is_finished = True
-            self._aborted = message.kind is ControlKind.ABORT
+            self._is_aborted = message.kind is ControlKind.ABORT
         else:
-            if message.kind is ControlKind.SET_ACTIVE and not message.values[1]:
+            if message.kind is ControlKind.SET_STATE and not message.values[1]:
                 self._inbox.discard()  # a cancelled job: bolts must not wait until Spark reads their output
             Order(message.kind, message.values).execute(self._group)
 
     def _batches(self, emitted: Sequence[EmittedTuples]) -> Iterator[pa.RecordBatch]:
         self._failed_rows.dead_letter_count += sum(each.source.component == DEAD_LETTERS for each in emitted)
         try:
-            yield from self._writer.batches(emitted)
+            yield from self._batcher.batches(emitted)
         except TuplewireError as error:
             self._record_error(error)
             self._inbox.discard()
 
     def _finish(self) -> Iterator[pa.RecordBatch]:
         """Close the executors, and yield the last rows: the remaining output, and the report or failure."""
-        if self._aborted:
+        if self._is_aborted:
             self._inbox.discard()
         try:
-            self._group.close(0.0 if self._aborted else _CLOSE_SECONDS)
+            self._group.close(0.0 if self._is_aborted else _CLOSE_SECONDS)
             self._group.raise_if_failed()
         except TuplewireError as error:
-            if not self._aborted:  # after an abort, the cause is already reported
+            if not self._is_aborted:  # after an abort, the cause is already reported
                 self._record_error(error)
         _, emitted = self._inbox.take_all(0.0)
         yield from self._batches(emitted)
         if self._first_error is not None:
-            yield self._writer.failure(self._rank, self._first_error)
+            yield self._batcher.failure(self._rank, self._first_error)
         else:
-            yield self._writer.report(self._group.statistics(), self._failed_rows)
+            yield self._batcher.report(self._group.statistics(), self._failed_rows)

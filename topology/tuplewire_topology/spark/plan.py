@@ -52,7 +52,7 @@ class WorkerRef:
     address: str
     worker_id: str
     peer_address: str
-    topology: str
+    topology_name: str
     assignment_version: int
     is_own: bool = False
     tls: bool = False
@@ -71,7 +71,7 @@ class Member:
     """
 
     attempt_id: int
-    place: WorkerRef | None
+    worker_ref: WorkerRef | None
     submitter_version: int = 0
 
 
@@ -93,19 +93,19 @@ class Plan:
         block_size = 1 + self._n_tasks + len(members)
         n_blocks = MAX_TASK // block_size  # blocks of ids: each generation uses the next one
         self.task_offset = (int(run_id[:8], 16) + self.generation) % n_blocks * block_size
-        self.places = [each.place for each in members if each.place is not None]
+        self.worker_refs = [each.worker_ref for each in members if each.worker_ref is not None]
         self._submitter = submitter
-        workers = self.places if submitter is None else [*self.places, submitter]
+        workers = self.worker_refs if submitter is None else [*self.worker_refs, submitter]
         self.version = 1 + max(  # newer than at any worker, so that all workers accept it
             *(place.assignment_version for place in workers), *(each.submitter_version for each in members)
         )
-        topologies = sorted({place.topology for place in workers})
+        topologies = sorted({place.topology_name for place in workers})
         if len(topologies) > 1:
             raise ConfigError(
                 f"the workers serve different topologies, {', '.join(map(repr, topologies))}: "
                 "start them with one --topology; set TUPLEWIRE_TOPOLOGY to it where a run starts its own"
             )
-        self.topology = topologies[0]
+        self.topology_name = topologies[0]
         _check_admission(workers)
 
     def control_task(self, rank: int) -> int:
@@ -115,16 +115,16 @@ class Plan:
     def assignment(self) -> control_pb2.Assignment:
         """Return the assignment of tasks to workers. PySpark tasks may share a worker."""
         tasks: dict[Peer, list[int]] = {}
-        for rank, (place, share) in enumerate(zip(self.places, self.tasks_by_rank, strict=True)):
+        for rank, (place, rank_tasks) in enumerate(zip(self.worker_refs, self.tasks_by_rank, strict=True)):
             ids = tasks.setdefault(Peer(place.worker_id, place.peer_address), [])
-            ids += [self.task_offset + task for task in share]
+            ids += [self.task_offset + task for task in rank_tasks]
             ids.append(self.control_task(rank))
         if self._submitter is not None:
             place = self._submitter
             tasks.setdefault(Peer(place.worker_id, place.peer_address), []).append(SUBMITTER_TASK)
         return control_pb2.Assignment(
             version=self.version,
-            topology=self.topology,
+            topology=self.topology_name,
             workers=[control_pb2.AssignedWorker(**peer._asdict(), tasks=ids) for peer, ids in tasks.items()],
         )
 
@@ -133,9 +133,9 @@ class Plan:
 
         Its own worker is first. Rank 0 adds the submitter's worker if no PySpark task uses it.
         """
-        targets = [(self.places[rank].address, self.places[rank])]
+        targets = [(self.worker_refs[rank].address, self.worker_refs[rank])]
         if rank == 0 and self._submitter is not None:
-            ids = {place.worker_id for place in self.places}
+            ids = {place.worker_id for place in self.worker_refs}
             if self._submitter.worker_id not in ids:
                 targets.append((self._submitter.peer_address, self._submitter))
         return targets
@@ -144,10 +144,10 @@ class Plan:
 def _check_admission(places: Sequence[WorkerRef]) -> None:
     """Raise ConfigError if a worker started for this run would refuse the other workers."""
     others = [place for place in places if not place.is_own]
-    closed = [place for place in places if place.is_own and not place.tls]
-    if closed and others:
+    token_workers = [place for place in places if place.is_own and not place.tls]
+    if token_workers and others:
         raise ConfigError(
-            f"{closed[0].worker_id!r} was started for this run and takes its token only, which "
+            f"{token_workers[0].worker_id!r} was started for this run and takes its token only, which "
             f"{others[0].worker_id!r} does not have: set TUPLEWIRE_ADDRESS for the driver and for all "
             "executors, or for none of them, or name workers"
         )
@@ -199,16 +199,16 @@ def ensure_worker(address: str | None, host: str, topology: str, token_file: Pat
         with ControlClient(address, START_SECONDS, credentials=access) as control:
             status = control.status()
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
-        named, _, port = tcp.rpartition(":")  # peers cannot connect to a wildcard address
-        peer = join_host_port(_host_of(address, host), int(port)) if named in _WILDCARDS else tcp
+        listen_host, _, port = tcp.rpartition(":")  # peers cannot connect to a wildcard address
+        peer = join_host_port(_host_of(address, host), int(port)) if listen_host in _WILDCARDS else tcp
         tls = access.uses_tls(peer)
         yield WorkerRef(address, status.worker_id, peer, status.topology, status.assignment_version, own, tls)
 
 
 def _host_of(address: str, own_host: str) -> str:
     """Return the host of a worker that listens on all addresses; `own_host` if its address is local."""
-    reached = "" if address.startswith("unix:") else split_host_port(address)[0]
-    return own_host if not reached or is_loopback(reached) else reached
+    address_host = "" if address.startswith("unix:") else split_host_port(address)[0]
+    return own_host if not address_host or is_loopback(address_host) else address_host
 
 
 def _new_worker(host: str, topology: str, token_file: Path) -> WorkerProcesses:

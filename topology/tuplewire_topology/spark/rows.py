@@ -37,7 +37,7 @@ logger = event_logger(__name__)
 DEAD_LETTERS = "__dead_letters"
 """The name of the dead letters among the outputs. Components cannot have it: `__` is reserved."""
 
-_MAX_REASON = 1000
+_MAX_REASON_CHARACTERS = 1000
 _REJECTED = TupleSource(
     DEAD_LETTERS,
     SYSTEM_TASK,
@@ -70,7 +70,7 @@ def as_tuples(letter: DeadLetter) -> EmittedTuples:
         message.source_task,
         message.source_stream,
         letter.tries,
-        _printable(letter.reason[:_MAX_REASON]),
+        _printable(letter.reason[:_MAX_REASON_CHARACTERS]),
         datetime.now(UTC),
         _printable(_as_json(message)),
     )
@@ -98,7 +98,7 @@ _BEGIN = "A topology has failed. "
 _SEPARATOR = "\n-- its traceback:\n"
 _END = "\n-- end of the traceback"
 _MAX_BATCH_ROWS = 10_000
-_EXAMPLES = 5
+_MAX_EXAMPLES = 5
 _ERROR_CHARACTERS = 1000
 _log_rate = LogRateLimiter()
 
@@ -121,7 +121,7 @@ class FailedRows:
 
     def add_error(self, error: TaskError) -> None:
         """Record an error of a spout or bolt."""
-        if len(self.errors) < _EXAMPLES:
+        if len(self.errors) < _MAX_EXAMPLES:
             self.errors.append(str(error)[:_ERROR_CHARACTERS])
 
 
@@ -162,30 +162,30 @@ class Rows(Spout):
         self.keeps_dead_letters = TopologySettings.from_conf(conf).error_policy is ErrorPolicy.DEAD_LETTER
         self.source = context.topology.source(context.task, DEFAULT_STREAM)
         self.rows: Iterator[tuple[Any, ...]] = iter(())
-        self.input_ended = False
-        self.emitted = 0
+        self.is_input_exhausted = False
+        self.last_row_number = 0
         self.in_flight: dict[int, tuple[Any, ...]] = {}
-        self.to_retry: list[int] = []
+        self.retry_numbers: list[int] = []
         self.failures: Counter[int] = Counter()
 
     def next_tuple(self) -> None:
-        if self.to_retry:
-            number = self.to_retry.pop()
+        if self.retry_numbers:
+            number = self.retry_numbers.pop()
             self.collector.emit(self.in_flight[number], message_id=number)
             return
         while (row := next(self.rows, None)) is None:
             batch = next(self.arrow_batches, None)
             if batch is None:
-                self.input_ended = True
+                self.is_input_exhausted = True
                 return
             self.rows = zip(*(batch.column(name).to_pylist() for name in self.outputs), strict=True)
-        self.emitted += 1
-        self.in_flight[self.emitted] = row
-        self.collector.emit(row, message_id=self.emitted)
+        self.last_row_number += 1
+        self.in_flight[self.last_row_number] = row
+        self.collector.emit(row, message_id=self.last_row_number)
 
     @property
     def exhausted(self) -> bool:
-        return self.input_ended and not self.to_retry
+        return self.is_input_exhausted and not self.retry_numbers
 
     def ack(self, message_id: Any) -> None:
         del self.in_flight[message_id]
@@ -194,7 +194,7 @@ class Rows(Spout):
     def fail(self, message_id: Any) -> None:
         self.failures[message_id] += 1
         if self.failures[message_id] < self.attempts:
-            self.to_retry.append(message_id)
+            self.retry_numbers.append(message_id)
             return
         del self.failures[message_id]
         values = self.in_flight.pop(message_id)
@@ -206,9 +206,9 @@ class Rows(Spout):
         shown = map(reprlib.repr, values)
         row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, shown, strict=True))
         self.failed_rows.count += 1
-        if self.failed_rows.count <= _EXAMPLES:
+        if self.failed_rows.count <= _MAX_EXAMPLES:
             self.failed_rows.examples.append(row)
-        if count := _log_rate.due("rows given up"):
+        if count := _log_rate.count_event("rows given up"):
             logger.warning("spark.rows_failed", extra={"rows": count, "attempts": self.attempts, "last": row})
 
 
@@ -312,11 +312,11 @@ def encode_failure(process: str, failure: Failure) -> str:
 
 def decode_failure(text: str, topology: str) -> ProcessFailedError | None:
     """Return the failure that encode_failure() has put into a Spark error, or None."""
-    _, begun, rest = text.partition(_BEGIN)
-    process, colon, rest = rest.partition(": ")
-    summary, separated, rest = rest.partition(_SEPARATOR)
-    traceback, ended, _ = rest.partition(_END)
-    if not (begun and colon and separated and ended):
+    _, begun, remainder = text.partition(_BEGIN)
+    process, colon, remainder = remainder.partition(": ")
+    summary, separated, remainder = remainder.partition(_SEPARATOR)
+    traceback, has_end, _ = remainder.partition(_END)
+    if not (begun and colon and separated and has_end):
         return None
     return ProcessFailedError(f"{process} of topology {topology!r}", Failure(summary, traceback))
 
@@ -326,12 +326,12 @@ def collect_reports(result: DataFrame) -> tuple[list[ExecutorStatistics], Failed
     executors: list[ExecutorStatistics] = []
     failed_rows = FailedRows()
     for row in result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect():
-        statistics, (rows, examples, errors, letters) = json.loads(row[REPORT])
+        statistics, (rows, examples, errors, dead_letter_count) = json.loads(row[REPORT])
         executors += [from_lists(ExecutorStatistics, each) for each in statistics]
         failed_rows.count += rows
         failed_rows.examples += examples
         failed_rows.errors += errors
-        failed_rows.dead_letter_count += letters
+        failed_rows.dead_letter_count += dead_letter_count
     return executors, failed_rows
 
 
@@ -348,20 +348,20 @@ class Batcher:
         rows: dict[str, list[Sequence[Any]]] = {}
         for batch in emitted:
             rows.setdefault(batch.source.component, []).extend(message.values for message in batch.tuples)
-        for component, column in rows.items():
-            for begin in range(0, len(column), _MAX_BATCH_ROWS):
-                values = self._struct(component, column[begin : begin + _MAX_BATCH_ROWS])
-                yield self._batch({component: values}, len(values))
+        for component, component_rows in rows.items():
+            for begin in range(0, len(component_rows), _MAX_BATCH_ROWS):
+                values = self._make_struct(component, component_rows[begin : begin + _MAX_BATCH_ROWS])
+                yield self._make_batch({component: values}, len(values))
 
     def report(self, statistics: Sequence[ExecutorStatistics], failed_rows: FailedRows) -> pa.RecordBatch:
         """Return a PySpark task's last row, with its executors' statistics and its dropped rows."""
-        return self._batch({REPORT: json.dumps(to_lists([statistics, failed_rows]))}, 1)
+        return self._make_batch({REPORT: json.dumps(to_lists([statistics, failed_rows]))}, 1)
 
     def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
         """Return an error as the row that fails the job."""
-        return self._batch({FAILURE: encode_failure(f"PySpark task {rank}", Failure.of(error))}, 1)
+        return self._make_batch({FAILURE: encode_failure(f"PySpark task {rank}", Failure.of(error))}, 1)
 
-    def _batch(self, columns: Mapping[str, Any], n_rows: int) -> pa.RecordBatch:
+    def _make_batch(self, columns: Mapping[str, Any], n_rows: int) -> pa.RecordBatch:
         import pyarrow as pa
 
         arrays = []
@@ -372,7 +372,7 @@ class Batcher:
             arrays.append(pa.nulls(n_rows, kind) if value is None else value)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _struct(self, component: str, rows: Sequence[Sequence[Any]]) -> pa.StructArray:
+    def _make_struct(self, component: str, rows: Sequence[Sequence[Any]]) -> pa.StructArray:
         import pyarrow as pa
 
         fields = list(self._column_types[component])

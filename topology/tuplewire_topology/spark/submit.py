@@ -69,12 +69,12 @@ def submit_topology(
     for key in conf:  # on Spark, workers have their own settings, so only settings of sessions apply
         if key.startswith(KEY_PREFIX) and not key.startswith(SessionSettings.PREFIX):
             raise unknown_error(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
-    full = with_ackers(topology, settings.n_ackers)
-    members = len(schedule_evenly(full, settings.workers))
+    tracked = with_ackers(topology, settings.n_ackers)
+    size = len(schedule_evenly(tracked, settings.workers))
     check_topology_session(spark, remote=is_remote(spark))
     output = Output.of(topology, outputs, letters=has_dead_letters(topology, conf))
-    source = _input_frame(spark, topology, rows, members)
-    check_slots(spark, members, f"topology {name!r}")
+    input_frame = _input_frame(spark, topology, rows, size)
+    check_slots(spark, size, f"topology {name!r}")
     run_id = uuid.uuid4().hex
     token = RunToken()
     with ExitStack() as stack:
@@ -85,15 +85,15 @@ def submit_topology(
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
             place = stack.enter_context(ensure_worker(address, str(host), name, token_file))
         has_rows = rows is not None
-        submitted = Submission(
-            name, run_id, full, conf, members, output, tuple(workers), place, has_rows=has_rows, token=token
+        future = Submission(
+            name, run_id, tracked, conf, size, output, tuple(workers), place, has_rows=has_rows, token=token
         )
-        _check_picklable(submitted)
-        stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
-        checked = output.with_check(stage.repartition(members))  # see Output.with_check() for the shuffle
+        _check_picklable(future)
+        stage = input_frame.mapInArrow(future, output.stage_schema(), barrier=True)
+        checked = output.with_check(stage.repartition(size))  # see Output.with_check() for the shuffle
         # The checkpoint stores the rows, so that a use of the result does not run the topology again.
         run_job = partial(checked.localCheckpoint, eager=True)
-        running = SparkTopology(spark, submitted, run_job, stack.pop_all(), token_file)
+        running = SparkTopology(spark, future, run_job, stack.pop_all(), token_file)
         if running.watch_command:
             logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
         return running

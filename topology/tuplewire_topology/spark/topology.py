@@ -33,7 +33,7 @@ from tuplewire_topology.spark.rows import DEAD_LETTERS, FailedRows, collect_repo
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_CLOSE_SECONDS = 5.0
+_LAST_MESSAGE_SECONDS = 5.0
 """The time to wait for the last messages of PySpark tasks. Spark kills the tasks of a cancelled job earlier.
 After a success, the messages are already in transit."""
 
@@ -100,7 +100,7 @@ class SparkTopology:
         self._job_done = threading.Event()
         self._submitted = submitted
         self._stack = stack
-        self._lock = threading.Condition()
+        self._condition = threading.Condition()
         self._progress = TopologyProgress()
         self._coordinator: tuple[int, int] | None = None
         """The coordinator's generation and control task."""
@@ -122,7 +122,7 @@ class SparkTopology:
             self.watch_command = place.watch_command(access.token_file)
             client = Client(
                 place.address,
-                topology=place.topology,
+                topology=place.topology_name,
                 worker_id=place.worker_id,
                 client_id=f"{submitted.run_id}-submitter",
                 credentials=access,
@@ -171,7 +171,7 @@ class SparkTopology:
 
     def _set_active(self, *, active: bool) -> None:
         self._require_control("cannot activate or deactivate the topology")
-        with self._lock:
+        with self._condition:
             self._active = active
             self._send_state()
 
@@ -228,7 +228,7 @@ class SparkTopology:
     # --- control messages -------------------------------------------------------------------------------
 
     def _receive(self, message: ControlMessage) -> None:
-        with self._lock:
+        with self._condition:
             current = self._progress.generation
             if current is not None and message.generation < current:
                 return  # Spark has replaced these PySpark tasks
@@ -243,18 +243,18 @@ class SparkTopology:
                 self._progress = TopologyProgress(message.generation, self._progress.members, *message.values)
             elif message.kind is ControlKind.CLOSED:
                 self._closed_ranks.add(message.rank)
-                self._lock.notify_all()
+                self._condition.notify_all()
         if self._listener is not None:
             self._listener(self._progress)
 
     def _on_control_failure(self, _: Exception) -> None:
         """Continue without control messages. The end of the job does not depend on them."""
-        with self._lock:
+        with self._condition:
             self._receives_control = False
-            self._lock.notify_all()
+            self._condition.notify_all()
 
     def _request_stop(self, *, keep_output: bool) -> None:
-        with self._lock:
+        with self._condition:
             # Unwanted output stays unwanted.
             self._stop_keeps_output = keep_output and self._stop_keeps_output is not False
             self._send_state()
@@ -284,7 +284,7 @@ class SparkTopology:
             self._error = error
         try:
             with self._stack:
-                self._drain()
+                self._wait_for_members()
         finally:
             self._job_done.set()
 
@@ -293,16 +293,16 @@ class SparkTopology:
         text = str(self._error)
         return any(word in text for word in ("cancelled", "INTERRUPTED", "CANCELED"))
 
-    def _drain(self) -> None:
+    def _wait_for_members(self) -> None:
         """Stop a cancelled topology; wait for the last message of each PySpark task, unless it has failed."""
         if self._was_cancelled and self._coordinator is not None:
             self._request_stop(keep_output=False)
         elif self._error is not None:
             return
-        with self._lock:  # unread messages would remain at the worker
-            self._lock.wait_for(
+        with self._condition:  # unread messages would remain at the worker
+            self._condition.wait_for(
                 lambda: len(self._closed_ranks) == self._submitted.n_members or not self._receives_control,
-                _CLOSE_SECONDS,
+                _LAST_MESSAGE_SECONDS,
             )
 
 
@@ -332,19 +332,19 @@ class TopologyProgress:
 class ProgressPrinter:
     """Prints the watch command, then the progress at each new generation and every few seconds."""
 
-    _EVERY_SECONDS = 5.0
+    _INTERVAL_SECONDS = 5.0
 
     def __init__(self, name: str, watch_command: str = "") -> None:
         self._title = name if name == "topology" else f"topology {name}"
-        self._written = 0.0
+        self._printed_at = 0.0
         self._generation: int | None = -1
         if watch_command:
             print(f"{self._title}: watch it with {watch_command}", file=sys.stderr)
 
     def __call__(self, progress: TopologyProgress) -> None:
         now = time.monotonic()
-        if progress.generation != self._generation or now - self._written >= self._EVERY_SECONDS:
-            self._written, self._generation = now, progress.generation
+        if progress.generation != self._generation or now - self._printed_at >= self._INTERVAL_SECONDS:
+            self._printed_at, self._generation = now, progress.generation
             print(f"{self._title}: {progress}", file=sys.stderr, flush=True)
 
 

@@ -67,7 +67,7 @@ class ClusterPoller(ControlClients):
         if version <= self._version:
             return None
         try:
-            return self[address].assignment()
+            return self[address].get_assignment()
         except TuplewireError:
             return None  # the next poll tries again
 

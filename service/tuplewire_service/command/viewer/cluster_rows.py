@@ -22,7 +22,7 @@ from tuplewire_service.command.viewer.columns import (
     format_share,
     format_time,
     format_yes_no,
-    sorted_rows,
+    select_rows,
 )
 from tuplewire_service.command.viewer.rates import Blocker, Interval, WorkerSample, blocking_tasks, state_name
 from tuplewire_service.command.viewer.topology_rows import (
@@ -44,7 +44,7 @@ _BACKPRESSURED = "backpressured_"
 _P99 = 0.99  # the quantile of latencies
 NO_ANSWER = "no answer"
 """The state of a worker that did not answer the last request."""
-_FULL_SHARE = 0.8  # the fill level at which a queue has a sentence, as in the alert TuplewireQueueFilling
+_FULL_LEVEL = 0.8  # the fill level at which a queue has a sentence, as in the alert TuplewireQueueFilling
 _MAX_FULL_QUEUES = 5
 _Blockers = Mapping[tuple[str, str], Blocker]  # by the worker that owns the task, and the task
 
@@ -53,7 +53,7 @@ _Blockers = Mapping[tuple[str, str], Blocker]  # by the worker that owns the tas
 class WorkerRow(Row):
     """A worker. `busy`, `idle` and `backpressured` are shares of its time, 0 to 1; `states` has all shares.
 
-    `because` is the main cause of `backpressured`. `end_to_end_seconds` and `queue_wait_seconds` are 99th
+    `backpressure_cause` is the main cause of `backpressured`. The times named `p99` are 99th
     percentiles; None: there were no messages.
     """
 
@@ -65,8 +65,8 @@ class WorkerRow(Row):
     pending: Annotated[int, Column("pending", format_number)] = 0
     busy: Annotated[float, Column("busy", format_share)] = 0.0
     idle: float = 0.0
-    backpressured: Annotated[float, Column("held up", format_share)] = 0.0
-    because: Annotated[str, Column("by")] = ""
+    backpressured: Annotated[float, Column("blocked", format_share)] = 0.0
+    backpressure_cause: Annotated[str, Column("by")] = ""
     connected_senders: Annotated[int, Column("senders", format_number)] = 0
     disconnected_senders: Annotated[int, Column("gone", format_number)] = 0
     consumers: Annotated[int, Column("consumers", format_number)] = 0
@@ -77,10 +77,10 @@ class WorkerRow(Row):
     address: Annotated[str, Column("address")]
     problem: Annotated[str, Column("problem")]
     silent_seconds: float = 0.0
-    tasks: int = 0
+    task_count: int = 0
     dropped: int = 0
-    end_to_end_seconds: float | None = None
-    queue_wait_seconds: float | None = None
+    end_to_end_p99_seconds: float | None = None
+    queue_wait_p99_seconds: float | None = None
     states: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -176,7 +176,7 @@ class LossRow(Row):
 
     ORDER = ("count", "reason")
     worker: Annotated[str, Column("worker")]
-    what: Annotated[str, Column("what")]
+    kind: Annotated[str, Column("what")]
     reason: Annotated[str, Column("reason")]
     rate: Annotated[float | None, Column("messages/s", format_number)]
     count: Annotated[int, Column("in all", format_number)]
@@ -184,7 +184,7 @@ class LossRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class ClusterRows:
-    """All rows. `blocking` has sentences about the problems below, in this order, the worst first.
+    """All rows. `problems` has sentences about the problems below, in this order, the worst first.
 
     The kinds are workers that do not answer, slow components, blocking tasks, and full queues.
     """
@@ -198,7 +198,7 @@ class ClusterRows:
     consumers: list[ConsumerRow] = field(default_factory=list)
     losses: list[LossRow] = field(default_factory=list)
     executors: list[ExecutorRow] = field(default_factory=list)
-    blocking: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
@@ -217,9 +217,9 @@ def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
         rows.senders.extend(_senders(now, interval))
         rows.consumers.extend(_consumers(now))
         rows.losses.extend(_losses(now, interval))
-    rows.blocking.extend(_unreachable_problems(samples, blockers))
-    rows.blocking.extend(slow_component_problems(rows.components, rows.edges, rows.executors))
-    rows.blocking.extend(_task_problems(blockers, rows))
+    rows.problems.extend(_unreachable_problems(samples, blockers))
+    rows.problems.extend(slow_component_problems(rows.components, rows.edges, rows.executors))
+    rows.problems.extend(_task_problems(blockers, rows))
     return rows
 
 
@@ -231,7 +231,7 @@ def _worker(sample: WorkerSample) -> WorkerRow:
             state=NO_ANSWER,
             address=sample.address,
             problem=sample.problem,
-            tasks=sample.task_count,
+            task_count=sample.task_count,
             silent_seconds=sample.silent_seconds,
         )
     interval = Interval(sample.previous, now)
@@ -250,18 +250,18 @@ def _worker(sample: WorkerSample) -> WorkerRow:
         busy=shares.get("busy", 0.0),
         idle=shares.get("idle", 0.0),
         backpressured=sum(held.values()),
-        because=max(held, key=held.__getitem__).removeprefix(_BACKPRESSURED) if held else "",
+        backpressure_cause=max(held, key=held.__getitem__).removeprefix(_BACKPRESSURED) if held else "",
         accepted_rate=interval.rate(now.ledger.accepted, before.accepted),
         acknowledged_rate=interval.rate(now.ledger.acknowledged, before.acknowledged),
         pending=now.ledger.pending,
-        tasks=now.local_task_count,
+        task_count=now.local_task_count,
         connected_senders=now.connected_session_count,
         disconnected_senders=now.disconnected_session_count,
         consumers=now.subscribed_consumer_count,
         smallest_window_messages=window,
         dropped=sum(now.ledger.dropped.values()),
-        end_to_end_seconds=interval.quantile(_P99, now.end_to_end, interval.previous.end_to_end),
-        queue_wait_seconds=interval.quantile(_P99, now.queue_wait, interval.previous.queue_wait),
+        end_to_end_p99_seconds=interval.quantile(_P99, now.end_to_end, interval.previous.end_to_end),
+        queue_wait_p99_seconds=interval.quantile(_P99, now.queue_wait, interval.previous.queue_wait),
         states=shares,
     )
 
@@ -280,7 +280,7 @@ def _tasks(
             acknowledged_rate=acknowledged_rate,
             consumer=consumers.get(each.task, ""),
             blocking=blocker.share if blocker else 0.0,
-            blocked_workers=blocker.workers if blocker else [],
+            blocked_workers=blocker.blocked_workers if blocker else [],
             component=component_of(each.task, components),
         )
 
@@ -288,7 +288,7 @@ def _tasks(
 def _peers(now: pb.GetStatusResponse, interval: Interval, blockers: _Blockers) -> Iterator[PeerRow]:
     blocking: dict[str, float] = {}
     for (at, _), blocker in blockers.items():
-        if now.worker_id in blocker.workers:
+        if now.worker_id in blocker.blocked_workers:
             blocking[at] = max(blocking.get(at, 0.0), blocker.share)
     before = {(each.worker_id, each.address): each.ledger for each in interval.previous.peers}
     for each in now.peers:
@@ -345,7 +345,9 @@ def _losses(now: pb.GetStatusResponse, interval: Interval) -> Iterator[LossRow]:
 def _unreachable_problems(samples: Iterable[WorkerSample], blockers: _Blockers) -> Iterator[str]:
     for each in samples:
         if each.status is None:
-            waiting = {name for (at, _), one in blockers.items() if at == each.worker for name in one.workers}
+            waiting = {
+                name for (at, _), one in blockers.items() if at == each.worker for name in one.blocked_workers
+            }
             whom = f", and blocks senders at {', '.join(sorted(waiting))}" if waiting else ""
             name = each.worker or each.address
             yield f"{name} has not answered for {each.silent_seconds:.0f} s{whom}: {each.problem}"
@@ -360,7 +362,7 @@ def _task_problems(blockers: _Blockers, rows: ClusterRows) -> Iterator[str]:
     def is_covered(row: TaskRow) -> bool:
         """Return True if slow_component_problems() covers its component, or the one that it waits for."""
         component = components.get(row.component)
-        return component is not None and (component.busy >= BUSY_SHARE or component.held_up >= BLOCKED_SHARE)
+        return component is not None and (component.busy >= BUSY_SHARE or component.blocked >= BLOCKED_SHARE)
 
     def reason(row: TaskRow) -> str:
         if (consumer := consumers.get((row.worker, row.task))) is not None:
@@ -373,13 +375,13 @@ def _task_problems(blockers: _Blockers, rows: ClusterRows) -> Iterator[str]:
             continue
         of = f" of {row.component}" if row is not None and row.component else ""
         yield (
-            f"task {task}{of} at {worker} blocks senders at {', '.join(blocker.workers)}, for "
+            f"task {task}{of} at {worker} blocks senders at {', '.join(blocker.blocked_workers)}, for "
             f"{blocker.share:.0%} of the last {blocker.interval_seconds:.0f} s: "
             f"{f'see {worker} for why' if row is None else reason(row)}"
         )
-    loaded = {at: row for at, row in tasks.items() if row.load >= _FULL_SHARE}
+    loaded = {at: row for at, row in tasks.items() if row.load >= _FULL_LEVEL}
     full = [row for at, row in loaded.items() if not (at in blockers or is_covered(row))]
-    for row in sorted_rows(full)[:_MAX_FULL_QUEUES]:
+    for row in select_rows(full)[:_MAX_FULL_QUEUES]:
         oldest = f", the oldest for {format_time(row.oldest_seconds)}" if row.oldest_seconds else ""
         yield (
             f"the queue of task {row.task} at {row.worker} is {row.load:.0%} full: {row.queued_messages:,} "

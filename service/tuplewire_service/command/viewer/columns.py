@@ -96,7 +96,7 @@ class Row:
 _Row = TypeVar("_Row", bound=Row)
 
 
-def sorted_rows(rows: Iterable[_Row], wanted: str = "") -> list[_Row]:
+def select_rows(rows: Iterable[_Row], wanted: str = "") -> list[_Row]:
     """Return the rows with `wanted` in a cell, ignoring case, the largest numbers first."""
     if wanted:
         rows = [row for row in rows if any(wanted.lower() in cell.lower() for cell in row.cells())]

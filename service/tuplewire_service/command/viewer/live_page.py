@@ -25,7 +25,7 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
-from tuplewire_service.command.viewer.columns import sorted_rows
+from tuplewire_service.command.viewer.columns import select_rows
 from tuplewire_service.command.viewer.rates import WorkerSample
 from tuplewire_service.metrics.http_server import HttpResponse, HttpServer
 
@@ -92,7 +92,7 @@ def _page_data(samples: Sequence[WorkerSample]) -> dict[str, Any]:
             "pending": sum(each.ledger.pending for each in answered),
         },
         "counts": {
-            "tasks": sum(each.tasks for each in rows.workers),
+            "tasks": sum(each.task_count for each in rows.workers),
             "peers": len(rows.peers),
             "executors": len(rows.executors),
             "senders": sum(each.connected_senders + each.disconnected_senders for each in rows.workers),
@@ -102,9 +102,9 @@ def _page_data(samples: Sequence[WorkerSample]) -> dict[str, Any]:
         },
         "components": rows.components,
         "edges": rows.edges,
-        **{name: sorted_rows(getattr(rows, name))[:MAX_ROWS] for name in TABLES},
+        **{name: select_rows(getattr(rows, name))[:MAX_ROWS] for name in TABLES},
         "workers": rows.workers[:MAX_ROWS],  # the page describes the first one
-        "blocking": rows.blocking,
+        "blocking": rows.problems,
     }
 
 

@@ -40,9 +40,9 @@ class Interval:
     """The interval between two statuses of one process; empty after a restart or without an earlier one."""
 
     def __init__(self, before: pb.GetStatusResponse | None, now: pb.GetStatusResponse) -> None:
-        same = before is not None and before.incarnation == now.incarnation
-        self.previous = before if same and before is not None else pb.GetStatusResponse()
-        self.seconds = _age(now) - _age(self.previous) if same else 0.0
+        same_process = before is not None and before.incarnation == now.incarnation
+        self.previous = before if same_process and before is not None else pb.GetStatusResponse()
+        self.seconds = _age(now) - _age(self.previous) if same_process else 0.0
         self._tasks = {(each.task, each.base_sequence): each for each in self.previous.tasks}
         self._all_listed = len(self.previous.tasks) >= self.previous.local_task_count
 
@@ -69,14 +69,14 @@ class Interval:
         """Return the share of the interval, 0 to 1, of a state with these total seconds."""
         return min(1.0, max(0.0, now - before) / self.seconds) if self.seconds > 0 else 0.0
 
-    def quantile(self, share: float, now: pb.Latency, before: pb.Latency) -> float | None:
+    def quantile(self, level: float, now: pb.Latency, before: pb.Latency) -> float | None:
         """Return a quantile in seconds, interpolated as in Prometheus; None if there were no messages."""
         if self.seconds <= 0:
             return None
         grown = list(now.counts)
         for index, count in enumerate(before.counts[: len(grown)]):
             grown[index] = max(0, grown[index] - count)
-        wanted, lower, seen = share * sum(grown), 0.0, 0
+        wanted, lower, seen = level * sum(grown), 0.0, 0
         for bound, count in zip(now.bound_seconds, grown, strict=False):
             if count and seen + count >= wanted:
                 return lower + (bound - lower) * (wanted - seen) / count
@@ -104,7 +104,7 @@ class Blocker:
 
     share: float = 0.0
     interval_seconds: float = 0.0
-    workers: list[str] = field(default_factory=list)
+    blocked_workers: list[str] = field(default_factory=list)
 
 
 def blocking_tasks(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], Blocker]:
@@ -119,5 +119,5 @@ def blocking_tasks(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, 
             share = min(1.0, each.recent_seconds / status.recent.interval_seconds)
             if share > blocker.share:  # of the reports of several workers, the worst one counts
                 blocker.share, blocker.interval_seconds = share, status.recent.interval_seconds
-            blocker.workers = sorted([*blocker.workers, status.worker_id])
+            blocker.blocked_workers = sorted([*blocker.blocked_workers, status.worker_id])
     return blockers

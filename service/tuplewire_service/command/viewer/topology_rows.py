@@ -17,14 +17,14 @@ from tuplewire_service.command.viewer.rates import Interval
 
 BUSY_SHARE = 0.8  # the share of its time from which an executor counts as at its limit
 BLOCKED_SHARE = 0.2  # the share of its time from which an executor counts as blocked
-_FULL_SHARE = 0.5
+_WAITING_QUEUE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRow(Row):
-    """An executor. `busy` and `held_up` are shares of its time, `full` is a share of its queue, 0 to 1."""
+    """An executor. `busy` and `blocked` are shares of its time, `full` of its queue, 0 to 1."""
 
-    ORDER = ("busy", "held_up")
+    ORDER = ("busy", "blocked")
     component: Annotated[str, Column("component")]
     worker: Annotated[str, Column("worker")]
     first_task: Annotated[int, Column("first task")]
@@ -32,19 +32,19 @@ class ExecutorRow(Row):
     executed_rate: Annotated[float | None, Column("in/s", format_number)]
     emitted_rate: Annotated[float | None, Column("out/s", format_number)]
     busy: Annotated[float, Column("busy", format_share)]
-    held_up: Annotated[float, Column("held up", format_share)]
+    blocked: Annotated[float, Column("blocked", format_share)]
     queued_tuples: Annotated[int, Column("waiting", format_number)]
     full: Annotated[float, Column("full", format_share)]
-    pending_tuples: Annotated[int, Column("on the way", format_number)]
+    pending_tuples: Annotated[int, Column("in flight", format_number)]
     failed: Annotated[int, Column("failed", format_number)]
     errors: Annotated[int, Column("errors", format_number)]
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentRow(Row):
-    """A spout or bolt on all workers. `busy`, `held_up` and `full` are the maxima of its executors.
+    """A spout or bolt on all workers. `busy`, `blocked` and `full` are the maxima of its executors.
 
-    `blocking` is the share of the last seconds in which a task blocked senders. `slow`: others wait for it.
+    `blocking` is the share of the last seconds with a task that blocked senders. `is_slow`: others wait.
     """
 
     component: str
@@ -56,13 +56,13 @@ class ComponentRow(Row):
     executed_rate: float | None
     emitted_rate: float | None
     busy: float
-    held_up: float
+    blocked: float
     full: float
     queued_tuples: int
     failed: int
     errors: int
     blocking: float
-    slow: bool
+    is_slow: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def executor_rows(now: pb.GetStatusResponse, interval: Interval) -> Iterator[Exe
                 executed_rate=interval.rate(each.executed, then.executed),
                 emitted_rate=interval.rate(each.emitted, then.emitted),
                 busy=interval.share(each.busy_seconds, then.busy_seconds),
-                held_up=interval.share(each.sending_seconds, then.sending_seconds),
+                blocked=interval.share(each.sending_seconds, then.sending_seconds),
                 full=min(1.0, each.queued_tuples / each.queue_capacity) if each.queue_capacity else 0.0,
             )
 
@@ -127,7 +127,7 @@ def component_rows(
     by_component: dict[str, list[ExecutorRow]] = {name: [] for name in known}
     for row in executors:
         by_component[row.component].append(row)
-    held = {name for name, rows in by_component.items() if _max_of(rows, "held_up") >= BLOCKED_SHARE}
+    held = {name for name, rows in by_component.items() if _max_of(rows, "blocked") >= BLOCKED_SHARE}
     return [_component(each, by_component[name], held, blocking) for name, each in known.items()]
 
 
@@ -136,10 +136,10 @@ def _component(
 ) -> ComponentRow:
     tasks = range(component.first_task, component.first_task + component.task_count)
     blocks = max((share for task, share in blocking.items() if task in tasks), default=0.0)
-    busy, held_up, full = (_max_of(rows, each) for each in ("busy", "held_up", "full"))
+    busy, blocked, full = (_max_of(rows, each) for each in ("busy", "blocked", "full"))
     # A busy component is slow only if tuples or other components wait for it. A component that blocks others
     # and is not blocked itself is slow even if it is not busy.
-    waited_for = full >= _FULL_SHARE or any(each.component in held for each in component.inputs)
+    waited_for = full >= _WAITING_QUEUE_SHARE or any(each.component in held for each in component.inputs)
     return ComponentRow.from_message(
         component,
         executors=len(rows),
@@ -147,13 +147,13 @@ def _component(
         executed_rate=_sum(each.executed_rate for each in rows),
         emitted_rate=_sum(each.emitted_rate for each in rows),
         busy=busy,
-        held_up=held_up,
+        blocked=blocked,
         full=full,
         queued_tuples=sum(each.queued_tuples for each in rows),
         failed=sum(each.failed for each in rows),
         errors=sum(each.errors for each in rows),
         blocking=blocks,
-        slow=(busy >= BUSY_SHARE and (waited_for or blocks > 0)) or (blocks > 0 and held_up < BLOCKED_SHARE),
+        slow=(busy >= BUSY_SHARE and (waited_for or blocks > 0)) or (blocks > 0 and blocked < BLOCKED_SHARE),
     )
 
 
@@ -162,18 +162,18 @@ def slow_component_problems(
 ) -> Iterator[str]:
     """Yield a sentence for each slow component at its limit, the busiest first."""
     by_name = {each.component: each for each in components}
-    at_limit = [each for each in components if each.slow and each.busy >= BUSY_SHARE]
+    at_limit = [each for each in components if each.is_slow and each.busy >= BUSY_SHARE]
     for slow in sorted(at_limit, key=lambda each: -each.busy):
-        own = [each for each in executors if each.component == slow.component]
-        worst = max(own, key=lambda each: each.busy)
-        last = worst.first_task + worst.task_count - 1
-        tasks = f"task {last}" if worst.task_count == 1 else f"tasks {worst.first_task} to {last}"
+        its_executors = [each for each in executors if each.component == slow.component]
+        worst = max(its_executors, key=lambda each: each.busy)
+        last_task = worst.first_task + worst.task_count - 1
+        tasks = f"task {last_task}" if worst.task_count == 1 else f"tasks {worst.first_task} to {last_task}"
         sources = {edge.source for edge in edges if edge.target == slow.component}
         waiting = sorted(
-            (by_name[each] for each in sources if each in by_name and by_name[each].held_up >= BLOCKED_SHARE),
-            key=lambda each: -each.held_up,
+            (by_name[each] for each in sources if each in by_name and by_name[each].blocked >= BLOCKED_SHARE),
+            key=lambda each: -each.blocked,
         )
-        whom = ", ".join(f"{each.component}, which waits for {each.held_up:.0%} of it" for each in waiting)
+        whom = ", ".join(f"{each.component}, which waits for {each.blocked:.0%} of it" for each in waiting)
         yield (
             f"{slow.kind} {slow.component} is slow: its executor of {tasks} at {worst.worker} is "
             f"busy for {worst.busy:.0%} of its time, {slow.queued_tuples:,} tuples wait"

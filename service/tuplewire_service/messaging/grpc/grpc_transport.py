@@ -83,16 +83,16 @@ class GrpcSettings(TransportSettings):
     listen: Sequence[str] = setting(_ADDRESSES, (), "further addresses to bind", key="tuplewire.grpc.listen")
 
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Call = grpc.aio.ServicerContext[Any, Any]
 """The context of a call."""
-AdmitFunction = Callable[[Context], AccessRights]
+AdmitFunction = Callable[[Call], AccessRights]
 """Returns the rights of a method's caller. Raises RefusedError for a caller that is not admitted."""
 
 
 class GrpcServerStream(GrpcStream, ServerStream):
     """A gRPC call in progress, as a stream."""
 
-    def __init__(self, context: Context, admit: AdmitFunction | None) -> None:
+    def __init__(self, context: Call, admit: AdmitFunction | None) -> None:
         super().__init__(context)
         self._context = context
         self.peer = context.peer()
@@ -145,8 +145,8 @@ def _raw_registrar(server: grpc.aio.Server) -> Any:
 
     def add(service: str, methods: Mapping[str, Any]) -> None:
         handler = grpc.stream_stream_rpc_method_handler
-        kept: Any = {name: handler(method.stream_stream) for name, method in methods.items()}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, kept),))
+        handlers: Any = {name: handler(method.stream_stream) for name, method in methods.items()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     # The generated function registers its handlers in two forms, and one is enough.
     return SimpleNamespace(add_generic_rpc_handlers=lambda _: None, add_registered_method_handlers=add)
@@ -171,7 +171,7 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
         server.add_generic_rpc_handlers(self._context.options.services)
         return server
 
-    async def _serve(self, method: str, _: object, context: Context) -> None:
+    async def _serve(self, method: str, _: object, context: Call) -> None:
         # The ways in which a call ends:
         # 1. The handler returns: gRPC sends the status OK.
         # 2. The handler refuses the stream: refuse() sends a status with the error code.

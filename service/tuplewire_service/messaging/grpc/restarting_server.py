@@ -91,10 +91,10 @@ class RestartingServer:
     async def _serve(self, server: grpc.aio.Server) -> None:
         # grpcio does not report the end of its main loop. The task is found by its name; see
         # docs/design/forks-and-interrupts.md (a gRPC server that ends is replaced).
-        before = asyncio.all_tasks()
+        tasks_before = asyncio.all_tasks()
         self._servers.append(server)
         await server.start()
-        for task in _tasks_running(_MAIN_LOOP) - before:
+        for task in _tasks_running(_MAIN_LOOP) - tasks_before:
             task.add_done_callback(lambda task: self._on_main_loop_end(server, task))
 
     def _on_main_loop_end(self, server: grpc.aio.Server, main_loop: asyncio.Task[None]) -> None:
@@ -158,8 +158,8 @@ def _file_mode(mode: int | None) -> Iterator[None]:
     if mode is None:
         yield
         return
-    before = os.umask(0o777 & ~mode)
+    previous_umask = os.umask(0o777 & ~mode)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous_umask)

@@ -18,8 +18,8 @@ from tuplewire.connection.memory_stream import (
     MEMORY_PREFIX,
     MemoryClientStream,
     MemoryStream,
-    memory_servers,
     memory_stream_opener,
+    memory_stream_openers,
 )
 from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import BindError, TuplewireError, UnreachableError
@@ -52,14 +52,14 @@ class LocalServer(StreamedServer["LocalContext"]):
     async def _bind(self) -> int:
         """Take a port, or any free one for 0. Raises BindError if the topology already has a server there."""
         self._streams: dict[asyncio.Task[None], _LocalServerStream] = {}
-        if (self._topology, self.port) in memory_servers:
+        if (self._topology, self.port) in memory_stream_openers:
             raise BindError(
                 f"port {self.port} of topology {self._topology!r} is bound in this process already; "
                 "close that server first, or bind port 0 for a free one"
             )
-        free = (e for e in count(_FIRST_EPHEMERAL_PORT) if (self._topology, e) not in memory_servers)
+        free = (e for e in count(_FIRST_EPHEMERAL_PORT) if (self._topology, e) not in memory_stream_openers)
         port = self.port or next(free)
-        memory_servers[self._topology, port] = self._open
+        memory_stream_openers[self._topology, port] = self._open
         self.addresses = [f"{MEMORY_PREFIX}{port}"]
         return port
 
@@ -82,7 +82,7 @@ class LocalServer(StreamedServer["LocalContext"]):
             stream.finish()
 
     async def _unbind(self, grace: float | None) -> None:
-        memory_servers.pop((self._topology, self.port), None)
+        memory_stream_openers.pop((self._topology, self.port), None)
         if self._streams and grace:
             await asyncio.wait(self._streams, timeout=grace)
         for task, stream in list(self._streams.items()):

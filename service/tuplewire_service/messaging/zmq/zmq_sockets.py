@@ -19,7 +19,7 @@ from pathlib import Path
 
 import zmq
 
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.settings.config import MIB
 from tuplewire.settings.settings import SECONDS_OR_ZERO, choice, integer, storm_setting
@@ -32,7 +32,7 @@ _HANDSHAKE_MILLIS = 5000
 _CONTROL_FRAMES = 1000
 _MAX_PATH = 107
 """Maximum length of a Unix socket's path in bytes."""
-_FREE_PORTS = range(49152, 65536)
+_EPHEMERAL_PORTS = range(49152, 65536)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def _ipc_path(port: int) -> Path:
 def claim_ipc_port(port: int, claim: ExitStack) -> int:
     """Claim a port of local mode, or any free one for 0, until `claim` is closed. Raises BindError."""
     # In random order, because several workers may start at the same time.
-    for candidate in [port] if port else random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+    for candidate in [port] if port else random.sample(_EPHEMERAL_PORTS, len(_EPHEMERAL_PORTS)):
         with contextlib.suppress(BindError):
             claim.enter_context(claim_socket(_ipc_path(candidate)))
             return candidate
@@ -112,7 +112,7 @@ class Sockets:
         self._context: zmq.Context[Socket] | None = None
         self._pid = 0
         self._open: set[Socket] = set()
-        self._closed = asyncio.Event()
+        self._socket_closed = asyncio.Event()
 
     def make(self, kind: int) -> Socket:
         """Return a socket with connections that close with their peer and do not reconnect."""
@@ -122,29 +122,29 @@ class Sockets:
             self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
             self._pid = os.getpid()
             self._open = set()
-            messaging_loop().suspendables.add(self)
+            messaging_thread().suspendables.add(self)
         settings = self._settings
-        made = self._context.socket(kind)
-        self._open.add(made)
+        new_socket = self._context.socket(kind)
+        self._open.add(new_socket)
         session = settings.session
-        silence = int(1000 * session.keepalive_seconds)
+        keepalive_millis = int(1000 * session.keepalive_seconds)
         # A closed socket drops unsent messages, because the session sends them again.
-        made.set(zmq.LINGER, 0)
+        new_socket.set(zmq.LINGER, 0)
         # The window is the effective limit; this adds capacity for frames outside the window.
-        made.set(zmq.SNDHWM, settings.hwm + _CONTROL_FRAMES if settings.hwm else 0)
-        made.set(zmq.RCVHWM, settings.hwm + _CONTROL_FRAMES if settings.hwm else 0)
-        made.set(zmq.MAXMSGSIZE, session.max_request_bytes)
+        new_socket.set(zmq.SNDHWM, settings.hwm + _CONTROL_FRAMES if settings.hwm else 0)
+        new_socket.set(zmq.RCVHWM, settings.hwm + _CONTROL_FRAMES if settings.hwm else 0)
+        new_socket.set(zmq.MAXMSGSIZE, session.max_request_bytes)
         # Heartbeats detect a peer that has stopped without closing its connection.
-        made.set(zmq.HEARTBEAT_IVL, silence)
-        made.set(zmq.HEARTBEAT_TIMEOUT, silence)
-        made.set(zmq.HEARTBEAT_TTL, 2 * silence)
-        made.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLIS)
+        new_socket.set(zmq.HEARTBEAT_IVL, keepalive_millis)
+        new_socket.set(zmq.HEARTBEAT_TIMEOUT, keepalive_millis)
+        new_socket.set(zmq.HEARTBEAT_TTL, 2 * keepalive_millis)
+        new_socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLIS)
         # libzmq would reconnect silently, and messages in flight would be missing from the stream.
-        made.set(zmq.RECONNECT_IVL, -1)
-        made.set(zmq.IMMEDIATE, 1)
-        return made
+        new_socket.set(zmq.RECONNECT_IVL, -1)
+        new_socket.set(zmq.IMMEDIATE, 1)
+        return new_socket
 
-    def watch(self, socket: Socket) -> Socket:
+    def open_monitor(self, socket: Socket) -> Socket:
         """Return the socket that reports events of another socket's connections."""
         monitor = socket.get_monitor_socket()
         self._open.add(monitor)
@@ -155,13 +155,13 @@ class Sockets:
         if socket in self._open:
             self._open.discard(socket)
             socket.close(linger_millis)
-            self._closed.set()
+            self._socket_closed.set()
 
     async def suspend(self) -> None:
         """See Suspendable: wait for the streams to close their sockets, then end ZeroMQ's threads."""
         while self._open:
-            self._closed.clear()
-            await self._closed.wait()
+            self._socket_closed.clear()
+            await self._socket_closed.wait()
         self.term()
 
     def resume(self) -> None:

@@ -164,7 +164,7 @@ class ZmqFlowControl:
     def is_grant_due(self) -> bool:
         """True if the allowance has grown enough to send it to the other side."""
         counts = zip(self._read, self._window, self._granted, strict=True)
-        return any(read + window - told >= window / _GRANT_DIVISOR for read, window, told in counts)
+        return any(read + window - granted >= window / _GRANT_DIVISOR for read, window, granted in counts)
 
     def next_allowance(self) -> Allowance:
         """Return the current allowance of the other side, and record it as sent."""
@@ -280,7 +280,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         self._sockets = sockets
         self._address = address
         self._socket = sockets.make(zmq.DEALER)
-        self._monitor = sockets.watch(self._socket)
+        self._monitor = sockets.open_monitor(self._socket)
         self._pump = Pump(self._socket, self._on_message)
         self._monitor_pump = Pump(self._monitor, self._on_monitor_event)
         self._connected = asyncio.Event()

@@ -86,7 +86,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._socket = self._sockets.make(zmq.ROUTER)
         # A ROUTER then reports that a peer is disconnected, instead of dropping messages to it.
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
-        self._monitor = self._sockets.watch(self._socket)
+        self._monitor = self._sockets.open_monitor(self._socket)
         try:
             port = self._listen()
         except BaseException:
@@ -133,7 +133,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         except TuplewireError as error:
             self._refuse(connection, stream, error)
 
-    def _open(self, connection: bytes, frame: Frame, address: str) -> None:
+    def _open(self, routing_id: bytes, frame: Frame, address: str) -> None:
         if frame.kind is not FrameKind.OPEN:
             raise MalformedError(f"a frame of kind {frame.kind.name} before a stream was opened")
         serve = self._handlers.get(frame.body.decode(errors="replace"))
@@ -145,14 +145,14 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             raise ResourceLimitError(
                 f"{_MAX_STREAMS} streams are open already; close some, or connect to another worker"
             )
-        stream = self._stream(connection, f"zmq:{address}")
+        stream = self._make_stream(routing_id, f"zmq:{address}")
         stream.on_open(frame.allowance)
-        self._streams[connection] = stream
-        task = self._thread.loop.create_task(self._serve_stream(connection, stream, serve), name="zmq stream")
+        self._streams[routing_id] = stream
+        task = self._thread.loop.create_task(self._serve_stream(routing_id, stream, serve), name="zmq stream")
         self._tasks.add(report_errors(task))
         task.add_done_callback(self._tasks.discard)
 
-    def _stream(self, connection: bytes, peer: str) -> ZmqServerStream:
+    def _make_stream(self, connection: bytes, peer: str) -> ZmqServerStream:
         window = self._settings.stream_window
         return ZmqServerStream(lambda parts: self._pump.send([connection, *parts]), window, peer)
 
@@ -178,7 +178,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
 
     def _refuse(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
         # An open stream is broken off, so its handler ends as in case 3 of _serve_stream().
-        stream = stream or self._stream(connection, "a stranger")
+        stream = stream or self._make_stream(connection, "a stranger")
         self._refused_streams[code_of(error)] += 1
         log_refusal(stream.peer, error)
         stream.send_refusal(error)
@@ -188,8 +188,8 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         event = parse_monitor_message([part.bytes for part in parts])["event"]
         if event == zmq.EVENT_DISCONNECTED:
             # A check costs time for each connection; see docs/design/sessions.md (ZeroMQ between workers).
-            known = len(self._streams) + len(self._ended_connections)
-            self._schedule_check(_CHECK_SECONDS + known * _CHECK_SECONDS_PER_CONNECTION)
+            connection_count = len(self._streams) + len(self._ended_connections)
+            self._schedule_check(_CHECK_SECONDS + connection_count * _CHECK_SECONDS_PER_CONNECTION)
         elif event == zmq.EVENT_CLOSED:
             self._unbound.set()
         elif event in HANDSHAKE_FAILURES:
