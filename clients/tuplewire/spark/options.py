@@ -304,8 +304,8 @@ _CLIENT_SETTINGS = {**settings_of(Credentials), **settings_of(SessionSettings)}
 def _parse_options(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that the user has set, in any case, and the topology."""
     known = {each.key.lower(): each for each in settings_of(kind).values()}
-    client: dict[str, Any] = {}
-    values: dict[str, Any] = {"client": client}
+    settings: dict[str, Any] = {}
+    values: dict[str, Any] = {"settings": settings}
     for name, text in options.items():
         key = name.lower()
         if (each := known.get(key)) is not None:
@@ -314,7 +314,7 @@ def _parse_options(kind: type[Settings], options: Mapping[str, str]) -> dict[str
             setting = key.removeprefix(KEY_PREFIX)
             if setting not in _CLIENT_SETTINGS:
                 raise unknown_error(f"option {name!r}", setting, list(_CLIENT_SETTINGS))
-            client[setting] = _CLIENT_SETTINGS[setting].check(text, f"option {name}", text=True)
+            settings[setting] = _CLIENT_SETTINGS[setting].check(text, f"option {name}", text=True)
         elif key not in _SPARK_OPTIONS:
             # All hints except the one for `path` are about reading.
             hint = _OPTION_HINTS.get(key) if kind is SourceOptions or name == "path" else None

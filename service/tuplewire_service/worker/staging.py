@@ -342,7 +342,7 @@ class Staging:
         """Drop idle attempts of partitions that have a newer attempt."""
         for state in self._epochs.values():
             # Retried Spark tasks leave several attempts of a partition.
-            in_order = sorted(state.attempts.values(), key=attrgetter("last_used_at"))
+            in_order = sorted(state.attempts.values(), key=attrgetter("last_used"))
             latest = {stage.partition: stage for stage in in_order}
             for attempt, stage in list(state.attempts.items()):
                 if stage is not latest[stage.partition] and stage.last_used < now - IDLE_SECONDS:

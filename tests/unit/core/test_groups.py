@@ -33,7 +33,7 @@ FULL = TaskGroup(
 )
 """A group with non-default values in all fields."""
 
-WORKER_FIELDS = {"path", "flow", "entry_sequence", "retained_upstream"}
+WORKER_FIELDS = {"path", "flow_id", "entry_sequence", "retained_upstream"}
 HEADERS = {"header_lengths", "header_data", "size_bytes"}
 
 
@@ -43,12 +43,12 @@ HEADERS = {"header_lengths", "header_data", "size_bytes"}
         (lambda group: group.as_redelivered(), set()),
         (lambda group: group.without_routing(), WORKER_FIELDS),
         (lambda group: group.numbered(20, 30), {"entry_sequence", "retained_upstream"}),
-        (lambda group: group.with_time(30), set()),
-        (lambda group: group.as_forwarded(2), {"path", "flow"}),
-        (lambda group: group.as_forwarded(2).on_dequeue(0), {"path", "flow"}),
+        (lambda group: group.with_default_time(30), set()),
+        (lambda group: group.as_forwarded(2), {"path", "flow_id"}),
+        (lambda group: group.as_forwarded(2).as_dequeued(0), {"path", "flow_id"}),
         (lambda group: group.slice(0, 1), set()),
         (lambda group: with_rejections(group, 1), HEADERS),
-        (lambda group: dead_letter(group, 99, 1, "bad", 0), {"task", "flow", *HEADERS}),
+        (lambda group: dead_letter(group, 99, 1, "bad", 0), {"task", "flow_id", *HEADERS}),
         (lambda group: as_groups(TaskMessageBatch.from_groups([group]))[0], WORKER_FIELDS),
         (
             lambda group: as_groups(TaskMessageBatch.from_groups([group]), source=5)[0],

@@ -198,7 +198,7 @@ class Window:
 
     def __init__(self) -> None:
         self.blocked_flows: dict[int, None] = {}
-        self.messages = self.acknowledged = 0
+        self.messages = self.acked_frame = 0
         self.at_frame_limit = False
 
     def waiting_tasks(self) -> set[int]:
@@ -260,7 +260,7 @@ def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.M
         monkeypatch.setattr(Clock, "now", now)
         session.on_write(OutFrame(sequence, [], [], messages, 0))
     monkeypatch.setattr(Clock, "now", 2.4)
-    for window.acknowledged, counted in ((1, 100), (2, 101)):
+    for window.acked_frame, counted in ((1, 100), (2, 101)):
         session.on_acknowledged()
         counts = outbound.send_to_ack.counts
         assert counts[BOUNDS.index(2.5)] == sum(counts) == counted

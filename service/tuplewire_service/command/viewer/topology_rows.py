@@ -153,7 +153,8 @@ def _component(
         failed=sum(each.failed for each in rows),
         errors=sum(each.errors for each in rows),
         blocking=blocks,
-        slow=(busy >= BUSY_SHARE and (waited_for or blocks > 0)) or (blocks > 0 and blocked < BLOCKED_SHARE),
+        is_slow=(busy >= BUSY_SHARE and (waited_for or blocks > 0))
+        or (blocks > 0 and blocked < BLOCKED_SHARE),
     )
 
 
