@@ -95,7 +95,7 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     yield f"time        {_format_shares(status.state_seconds)}"
     for each in status.blocking:
         recent_text = f"{each.recent_seconds:.1f} of {interval:.1f} s lately, " if each.recent_seconds else ""
-        held = f"has held others up for {recent_text}{each.seconds:.1f} s in all"
+        held = f"has blocked others for {recent_text}{each.seconds:.1f} s in all"
         yield f"blocking    task {each.task} ({each.place}) {held}"
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
     for count in received[:MAX_LINES]:

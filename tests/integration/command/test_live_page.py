@@ -173,7 +173,7 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
 
 def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
     """The page names the blocking task and shows it in red; tabs and filter work without browser errors."""
-    eventually(lambda: page_data(link)["blocking"], 60, "somebody blocks")
+    eventually(lambda: page_data(link)["problems"], 60, "somebody blocks")
     with browser(tmp_path) as tab:
         tab.open(link)
         sentence = f"task {SLOW_TASK} at worker-0 blocks senders at worker-0"
@@ -194,7 +194,7 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
         )
         until(tab, f"getComputedStyle({first}.cells[0]).color === {red}", "its row is red")
         until(tab, f"getComputedStyle({box}).stroke === {red}", "the worker is red")
-        square = f"document.querySelector('[aria-label=\"task {SLOW_TASK}, holds others up\"]')"
+        square = f"document.querySelector('[aria-label=\"task {SLOW_TASK}, blocks others\"]')"
         until(tab, f"getComputedStyle({square}).fill === {red}", "its square is red")
         captions = "[...document.querySelectorAll('#lines figcaption')]"
         assert tab.value(f"{captions}.map(each => each.firstChild.textContent)") == [

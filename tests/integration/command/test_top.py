@@ -54,7 +54,7 @@ def looked(address: str) -> dict[str, Any]:
 
 def culprit(address: str) -> str:
     """Return the sentence on the task that blocks most, or an empty string. A full queue has another one."""
-    return next((each for each in looked(address)["blocking"] if each.startswith("task")), "")
+    return next((each for each in looked(address)["problems"] if each.startswith("task")), "")
 
 
 def test_the_culprit_is_named_from_either_worker(cluster: Cluster) -> None:

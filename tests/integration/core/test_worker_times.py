@@ -93,7 +93,7 @@ def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
         grows_by(lambda: metric(workers.far, at_far), 0.3, "the task blocks here")
         grows_by(lambda: metric(workers.near, at_near), 0.3, "the task blocks there")
         assert metric(workers.far, "tuplewire_fullest_queue_ratio") == 1.0
-        assert f"blocking    task {task} (local) has held others up for" in status_as_text(
+        assert f"blocking    task {task} (local) has blocked others for" in status_as_text(
             status(workers.far)
         )
         with client_of(workers.far.address) as consumer:

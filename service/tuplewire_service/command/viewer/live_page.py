@@ -104,7 +104,7 @@ def _page_data(samples: Sequence[WorkerSample]) -> dict[str, Any]:
         "edges": rows.edges,
         **{name: select_rows(getattr(rows, name))[:MAX_ROWS] for name in TABLES},
         "workers": rows.workers[:MAX_ROWS],  # the page describes the first one
-        "blocking": rows.problems,
+        "problems": rows.problems,
     }
 
 
