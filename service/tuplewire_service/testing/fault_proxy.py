@@ -41,7 +41,7 @@ class Conditions:
     """The faults that apply to forwarded bytes.
 
     delay_seconds: the time from the arrival of bytes until they are forwarded. bytes_per_second: the limit in
-    each direction of each connection. silent: the directions that forward nothing, not even a close.
+    each direction of each connection. silent_directions: those that forward nothing, not even a close.
     """
 
     delay_seconds: float = 0.0
@@ -179,11 +179,11 @@ class FaultProxy:
 
     def black_hole(self) -> None:
         """Forward nothing: connections remain open, and new ones are accepted, but get no answer."""
-        self._change(silent=frozenset(Direction))
+        self._change(silent_directions=frozenset(Direction))
 
     def half_open(self, direction: Direction = Direction.TO_CLIENT) -> None:
         """Forward nothing in one direction, not even a close; by default, from the target to its clients."""
-        self._change(silent=self.conditions.silent_directions | {direction})
+        self._change(silent_directions=self.conditions.silent_directions | {direction})
 
     def delay(self, seconds: float) -> None:
         """Delay each byte, in both directions. Raises ValueError if the delay is negative or infinite."""
