@@ -130,7 +130,7 @@ class HandThread(EventLoopThread):
         self.loop = loop
         self._hand = loop
         self.suspendables = WeakSet()
-        self.bound_servers = 0
+        self.fork_blocking_servers = 0
         self._suspended = False
 
     @property

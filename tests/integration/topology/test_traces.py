@@ -31,7 +31,7 @@ import sys, tuplewire
 from opentelemetry import trace
 from tuplewire import TaskMessage
 from tuplewire.tracing import enable
-enable(sample=0)
+enable(sample_ratio=0)
 task = int(sys.argv[3])
 with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
     client.send(task, b"not sampled")
