@@ -38,8 +38,8 @@ from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
 TASK = 0
-STOPPED_SECONDS = 2.0
-"""Seconds, longer than a draining worker waits for a sender to end its stream."""
+STOPPED_SECONDS = 1.3
+"""Longer than a draining worker waits for a sender to end its stream, and shorter than keepalive_seconds."""
 CONSUMER = """
 import sys
 from tuplewire import Client
