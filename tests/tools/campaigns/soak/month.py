@@ -49,8 +49,6 @@ _BATCH, _PAUSE_SECONDS = 2, 0.02
 _ATTACK_SECONDS, _FOREIGN_SECONDS = 0.05, 0.5
 _WAIT_SECONDS = 60.0
 _REST_SECONDS = 40.0
-_LONGER = 4
-"""Factor for the number of measurements in the first and the last night."""
 
 
 class Month(Campaign):
@@ -148,7 +146,7 @@ class Month(Campaign):
             f"{name}: {first[name] / MIB:.1f} MiB, at last {last[name] / MIB:.1f} MiB" for name in first
         )
         yield from (
-            f"{what} of the canary is {ratio:.3f} of the first night's"
+            f"{what} of the canary is {ratio:.3f} of the first nights'"
             for what, ratio in account.ratios().items()
         )
         for name, code, ledger in self._cluster.ledgers[-3:]:
@@ -250,10 +248,8 @@ class Month(Campaign):
         self._next_generation()
         self._note_attacks("rest")
         vitals = self._rested()
-        night = len(self.account.nights)
-        measured = self._extent.pairs * (_LONGER if night in {0, self._extent.days - 1} else 1)
         self._steady.producer.ask("rest")
-        pairs = [self._canary.pair() for _ in range(measured)]
+        pairs = [self._canary.pair() for _ in range(self._extent.pairs)]
         self._steady.producer.ask("go")
         programs = {
             "producer": self._steady.producer,
