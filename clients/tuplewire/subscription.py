@@ -122,7 +122,7 @@ class BaseSubscription(NotPicklable):
                 f"there is no message {position} to reject, of {count}: name one of the last batch by index"
             )
         if not 0 <= delay <= MAX_DELAY_SECONDS:
-            raise MessageError(f"delay is {delay}: it is a time from 0 to {MAX_DELAY_SECONDS} seconds")
+            raise MessageError(f"delay must be from 0 to {MAX_DELAY_SECONDS} seconds, not {delay}")
         wait = self._receiver.blocks_on_reject
         self._rejected[position] = RejectedMessage(position, delay, reason, wait)
         if wait:  # later messages of the task are redelivered behind this one: messages() skips them
@@ -151,7 +151,7 @@ class BaseSubscription(NotPicklable):
 
     def _start_batch(self, arrived: ArrivedBatch | None) -> TaskMessageBatch:
         if arrived is None:
-            raise WaitTimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
+            raise WaitTimeoutError(f"no message through {self._receiver.address} for {self._timeout} s")
         self._current_batch = arrived
         if self._observer is not None:
             self._on_processed = self._observer.on_received(arrived, self._receiver.address)

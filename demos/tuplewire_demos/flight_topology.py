@@ -144,7 +144,7 @@ class FlightReader:
         except csv.Error:
             row = []
         if len(row) != self._n_columns or line.count(b'"') % 2:
-            raise ValueError(f"has not the header's {self._n_columns} columns")
+            raise ValueError(f"does not have the header's {self._n_columns} columns")
         carrier, delay, origin, dest = (row[place].strip() for place in self._column_indexes)
         for name, value in (("carrier", carrier), ("origin", origin), ("dest", dest)):
             if not value:

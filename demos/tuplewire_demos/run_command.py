@@ -57,7 +57,7 @@ def add_flights(jobs: Any, name: str) -> None:
     )
     flights.add_argument("--input", type=Path, metavar="FILE", help=flag_help)
     flights.add_argument("--bolts", **POSITIVE_COUNT_ARG, default=2, help="bolt tasks (default: 2)")
-    flag_help = "runs; only the first starts Python (default: 1)"
+    flag_help = "rounds; only the first starts Python (default: 1)"
     flights.add_argument("--repeat", **POSITIVE_COUNT_ARG, default=1, help=flag_help)
 
 
@@ -66,7 +66,7 @@ def add_wordcount(jobs: Any, name: str) -> None:
     words = _add_job(
         jobs,
         name,
-        "how often each word occurs in a text file",
+        "number of occurrences of each word in a text file",
         "--input book.txt --output counts",
         _run_wordcount,
         workers="2; 1 with --mode local, as one process has one interpreter",

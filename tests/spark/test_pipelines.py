@@ -93,7 +93,7 @@ def test_flights_skips_bad_rows(
     result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
     assert result.is_correct, result
     assert [(row.line, row.reason, row.text) for row in result.skipped.first] == [
-        (3, "has not the header's 5 columns", "2013,AA,1,JFK"),
+        (3, "does not have the header's 5 columns", "2013,AA,1,JFK"),
         (5, "has a dep_delay that is not a number", "2013,AA,soon,JFK,LAX"),
         (6, "has no carrier", "2013,,1,JFK,LAX"),
         (7, "is not UTF-8", "2013,AA\\xff,1,JFK,LAX"),
@@ -104,7 +104,8 @@ def test_flights_skips_bad_rows(
     shown = io.StringIO()
     flights.write_result(shown, result)
     assert (
-        "Skipped 7 bad row(s):\n  line 3 has not the header's 5 columns: 2013,AA,1,JFK\n" in shown.getvalue()
+        "Skipped 7 bad row(s):\n  line 3 does not have the header's 5 columns: 2013,AA,1,JFK\n"
+        in shown.getvalue()
     )
     assert "  ... and 2 more\n" in shown.getvalue()
     assert "Equal to the expected result: yes\n" in shown.getvalue()
@@ -151,7 +152,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "why"), [("", "only a header"), ("1\n2\n", "line 2 has not the header's 5 columns")]
+    ("rows", "why"), [("", "only a header"), ("1\n2\n", "line 2 does not have the header's 5 columns")]
 )
 def test_no_usable_row(
     spark: SparkSession, flights_workers: list[str], quiet: Progress, tmp_path: Path, rows: str, why: str

@@ -29,8 +29,8 @@ from tuplewire.settings.addresses import grpc_target, split_host_port
 
 _HANDSHAKE_SECONDS = 5.0
 TRUST_HINT = (
-    "; has one of tls_ca (TUPLEWIRE_TLS_CA) signed the worker's certificate, and has that a name of "
-    "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host that is dialled)?"
+    "; check that tls_ca (TUPLEWIRE_TLS_CA) signed the worker's certificate, and that it has a name of "
+    "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host of the address)?"
 )
 """The hint of an error if this side refuses a worker's certificate."""
 _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
@@ -79,8 +79,8 @@ class ChannelFactory:
         """Return the hint of an error if the peer closes a new connection immediately."""
         if self.credentials.uses_tls(address):
             shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
-            return f"; does the worker use TLS, has its CA signed the certificate ({shown}), and is it valid?"
-        return "" if address.startswith("unix:") else "; does the worker ask for TLS (TUPLEWIRE_TLS_CA)?"
+            return f"; check that the worker uses TLS, and that its tls_ca signed this certificate ({shown})"
+        return "" if address.startswith("unix:") else "; if the worker requires TLS, set TUPLEWIRE_TLS_CA"
 
     def tls_state(self) -> object:
         """Return an object that changes with the TLS files: then a new channel is needed."""
@@ -115,13 +115,13 @@ class ChannelFactory:
             raise UnreachableError(
                 f"{address} is not a worker of this cluster: its certificate has the names "
                 f"{', '.join(cert_names) or '(none)'}, and tls_worker_names are "
-                f"{', '.join(names)}; if it should be one, list its name"
+                f"{', '.join(names)}; if it is one, add a name to tls_worker_names"
             )
         comparable = [name for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}]
         if not comparable:
             raise UnreachableError(
                 f"{address}: gRPC for Python cannot use a certificate that has only URIs for names "
-                f"({', '.join(cert_names)}); have a DNS name signed in as well"
+                f"({', '.join(cert_names)}); issue it with a DNS name, too"
             )
         # Trust only this certificate, and let gRPC compare a name that is in it: a server with another
         # certificate of the same CA is refused.

@@ -63,7 +63,7 @@ async def _close(senders: Sequence[SendingEnd], timeout: float) -> None:
     await asyncio.gather(*(sender.close_async(timeout) for sender in senders))
     for sender in senders:
         if messages := sender.buffer.ledger().dropped.get(DropReason.CLOSED):
-            reason = "they were not acknowledged when their client ended"
+            reason = "not acknowledged when their client ended; call close() or flush() first"
             extra = {"address": sender.address, "messages": messages, "reason": reason}
             logger.warning("client.not_closed", extra=extra)
 
@@ -74,7 +74,7 @@ def _close_all() -> None:
     for sender in open_senders:
         sender.buffer.close_reason = ", as the program ends: send and close before its exit handlers run"
         if not sender.buffer.closing:
-            _warn(sender, "is left")
+            _warn(sender, "was still open at the exit of the program")
     for closing in list(_closing):  # their senders are closed below, with the shorter timeout
         closing.cancel()
     if open_senders:

@@ -108,7 +108,7 @@ class _Outcome(Generic[_Result]):
         # Wake periodically: a signal just before the wait starts does not end it.
         while not self._done_lock.acquire(timeout=max(0.0, min(_SIGNAL_SECONDS, until - time.monotonic()))):
             if time.monotonic() >= until:
-                raise WaitTimeoutError(f"not within {timeout} s")
+                raise WaitTimeoutError(f"no result within {timeout:g} s")
         return self._result()
 
 
@@ -134,7 +134,7 @@ class EventLoopThread:
             except BaseException as error:  # noqa: BLE001 - asyncio re-raises SystemExit, KeyboardInterrupt
                 with contextlib.suppress(BaseException):  # a logging handler may raise, too
                     self.loop.call_exception_handler(
-                        {"message": "a callback left the loop", "exception": error}
+                        {"message": "a callback raised out of the event loop", "exception": error}
                     )
         self.loop.close()
 
@@ -386,8 +386,8 @@ def _after_in_child() -> None:
     # 2 and 4 in _before_fork(), and a fork without that hook.
     if _current is not None and not _grpc_shut_down:
         _unusable_reason = (
-            f"process {os.getpid()} was forked while a server was bound, or gRPC in use that could not be "
-            "closed down before: start it with the multiprocessing method 'spawn' or 'forkserver', or "
+            f"process {os.getpid()} was forked while a server was bound, or before gRPC could be "
+            "shut down: start it with the multiprocessing method 'spawn' or 'forkserver', or "
             "connect after the fork (uWSGI: lazy-apps = true)"
         )
     _current = _suspended_thread = None

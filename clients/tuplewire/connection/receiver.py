@@ -271,7 +271,7 @@ class Receiver(Inbox):
     def _start_search(self, refused_by: str | None) -> None:
         """Find the workers of the tasks that have no stream, or a broken one.
 
-        refused_by: the address of a worker that does not own its task: it knows the owner.
+        refused_by: the address of a worker that refused a stream, or has moved its tasks. It is asked first.
         """
         self._refusing_address = refused_by or self._refusing_address
         done = self._search_task is None or self._search_task.done()

@@ -19,7 +19,7 @@ _MAX_TEXTS = 1000
 def log_lost(address: str, messages: int) -> None:
     """Log an upper bound on the number of messages that were lost with a receiver."""
     if messages:
-        reason = "the receiver failed; `messages` is an upper bound"
+        reason = "the receiver failed; `messages` is an upper bound; see ack_mode=processed"
         extra = {"address": address, "messages": messages, "reason": reason}
         logger.warning("messages.possibly_lost", extra=extra)
 

@@ -127,7 +127,7 @@ class SendBuffer:
     def _full_error(self, waited: float | None) -> BufferFullError:
         return BufferFullError(
             f"no space {f'for {waited:g} s' if waited else 'now'}: {self._pending_text} pending; "
-            f"the receiver is slow or gone{self._problem()}"
+            f"the receiver is slow or unreachable{self._problem()}"
         )
 
     @property

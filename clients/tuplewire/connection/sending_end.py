@@ -266,7 +266,7 @@ class SendingEnd(ReconnectingSession):
         welcome = pb.SendResponse.FromString(answer).welcome
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
-                f"{self.address} speaks protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
+                f"{self.address} uses protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
                 "bring both to one release"
             )
         self._report_departures(welcome.departures)

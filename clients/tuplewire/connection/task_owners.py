@@ -65,5 +65,5 @@ class TaskOwners:
         known = format_tasks(self.by_task) or "none"
         return UnknownTaskError(
             f"task {format_tasks(tasks)} is not in assignment version {self.version}, which "
-            f"has {known}: use these tasks, or assign this one"
+            f"has {known}: use these tasks, or assign the missing ones"
         )

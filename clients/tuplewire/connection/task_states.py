@@ -45,7 +45,7 @@ class TaskState(NamedTuple):
         seconds = time.monotonic() - self.no_consumer_since
         consumer = "subscribed" if self.consumer else f"no consumer for {seconds:.0f} s"
         oldest = f", the oldest for {self.oldest_seconds:.0f} s" if self.oldest_seconds else ""
-        return f"{consumer}, {self.queued_messages} unread at {self.worker_id}{oldest}"
+        return f"{consumer}, {self.queued_messages} unprocessed at {self.worker_id}{oldest}"
 
 
 class TaskStates(dict[int, TaskState]):

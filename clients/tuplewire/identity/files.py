@@ -62,7 +62,7 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
         if not words or words[0].startswith("#"):
             continue
         if len(words) > 2:
-            raise ConfigError(f"line {number} of the token file {path} is neither TOKEN nor NAME TOKEN")
+            raise ConfigError(f"line {number} of the token file {path} is not TOKEN or NAME TOKEN: fix it")
         name, secret = words if len(words) == 2 else ("", words[0])
         if not name.isprintable():
             raise ConfigError(f"the name in line {number} of the token file {path} is not printable")

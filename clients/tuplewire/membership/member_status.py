@@ -80,7 +80,7 @@ class MembershipStatus:
     def _head(self) -> str:
         head = f"topology {self.topology}: assignment {self.version}, {counted(self.joined_count, 'worker')}"
         if self.unassigned:
-            head += f", {counted(len(self.unassigned), 'task')} at no worker"
+            head += f", {counted(len(self.unassigned), 'task')} unassigned"
         if self.ended:
             head += f", ended: {self.ended}"
         return head + (", settled" if self.stable else "")

@@ -155,10 +155,10 @@ class Membership:
             if self._status.ended:
                 raise ClosedError(f"the membership has stopped: {self._status.ended}")
             if not self._is_ready(min_workers):
-                hint = f"; where they are is not known: {self._problem}" if self._problem else ""
+                hint = f"; their discovery failed: {self._problem}" if self._problem else ""
                 raise UnreachableError(
                     f"no settled membership with {min_workers} workers after {timeout:g} s: start one next "
-                    f"to each executor, and see that this program reaches them{hint}\n{self._status}"
+                    f"to each executor, and check that this program can reach it{hint}\n{self._status}"
                 )
             return self._status
 

@@ -102,7 +102,7 @@ class Child:
             # Without a file name, the error is from the change of the user, not from the program's file.
             if user is None or error.filename is not None:
                 raise LaunchError(
-                    f"{command.name} cannot be started: {error}; give its user the right to read and run that"
+                    f"{command.name} cannot be started: {error}; give its user permission to run this file"
                 ) from error
             raise not_permitted_error(command.name, user.pw_name) from error
         except OSError as error:
@@ -156,7 +156,7 @@ def find_user(name: str) -> pwd.struct_passwd:
         return pwd.getpwnam(name)
     except KeyError as error:
         raise ConfigError(
-            f"processes are to run as {name!r}, and this machine has no such user: "
+            f"processes must run as user {name!r}, which this machine does not have: "
             "name another, or set supervisor.run.worker.as.user to false"
         ) from error
 

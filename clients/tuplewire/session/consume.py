@@ -236,14 +236,14 @@ class ConsumeSession:
             task, first = delivery.group.task, delivery.first_sequence
             state = self._tasks.get(task)
             if state is None:
-                raise MalformedError(f"messages for task {task} came, which is not subscribed")
+                raise MalformedError(f"received messages for task {task}, which is not subscribed")
             if state.blocking_rejection:
                 # 1. The message was in flight when an earlier one was rejected with `blocks_task`. The worker
                 # redelivers it behind the rejected one.
                 continue
             # 2. Acknowledgements are cumulative, so one after the gap would include the missing messages.
             if first > state.received + 1:
-                raise MalformedError(f"task {task}: message {first} came after message {state.received}")
+                raise MalformedError(f"task {task}: message {first} follows message {state.received}: a gap")
             last = first + delivery.group.count - 1
             fresh: Delivery | None = delivery
             if first <= state.received:  # 3. The end of a repeated delivery may be new.

@@ -142,7 +142,7 @@ class SessionCredit:
         ):
             raise CreditExceededError(
                 f"task {flow}: {account.received_messages} messages of {account.received_bytes} bytes "
-                f"were sent, {account.granted_messages} of {account.granted_bytes} bytes were granted"
+                f"were sent, only {account.granted_messages} of {account.granted_bytes} bytes granted"
             )
 
     def _update_blocked(self, flow: int, account: _Account) -> None:

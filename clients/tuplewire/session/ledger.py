@@ -82,7 +82,7 @@ class LedgerSnapshot:
         """Return the balance as an HTML table, for notebooks."""
         rows: list[tuple[str, object]] = [("accepted", self.accepted), ("acknowledged", self.acknowledged)]
         rows += [(f"dropped: {reason}", count) for reason, count in self.dropped.items() if count]
-        title = "ledger, which balances" if self.balanced else "ledger, which DOES NOT BALANCE"
+        title = "ledger (balanced)" if self.balanced else "ledger (NOT balanced: a defect, please report it)"
         return html_table(title, ("messages", "count"), [*rows, ("pending", self.pending)])
 
     def __str__(self) -> str:

@@ -74,7 +74,7 @@ class ReceiveSession:
             credit.close_flow(flow)
         # 3. Refuse only these groups, so that the stream and the other tasks continue.
         if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.groups_over_limit(groups)):
-            error: RefusedError = ResourceLimitError(f"a session sends to at most {MAX_TASKS} tasks at once")
+            error: RefusedError = ResourceLimitError(f"over {MAX_TASKS} tasks in a session; use two clients")
             denied_groups = [*denied_groups, *((group, error) for group in over)]
         if denied_groups:
             denied_ids = {id(group) for group, _ in denied_groups}

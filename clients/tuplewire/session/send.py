@@ -130,7 +130,7 @@ class SendSession(PendingMessages):
             # 1. The receiver would discard this sender's first frames as duplicates.
             raise ProtocolError(
                 f"the receiver resumes at frame {welcome.accepted_sequence} a session that this sender does "
-                "not have: give every process a sender id or an incarnation of its own"
+                "not have: give every process its own sender id or incarnation"
             )
         if known:  # 1.
             self._check_sent(welcome.accepted_sequence)
@@ -341,7 +341,7 @@ class SendSession(PendingMessages):
 
     def _check_sent(self, sequence: int) -> None:
         if sequence >= self._next_sequence:
-            raise ProtocolError(f"frame {sequence} was acknowledged, and {self._next_sequence - 1} were sent")
+            raise ProtocolError(f"frame {sequence} was acknowledged, only {self._next_sequence - 1} are sent")
 
     def _apply_grant(self, grant: TaskCredit, sequence: int) -> None:
         number = _flow_of(grant)

@@ -81,7 +81,7 @@ class SessionSettings(Settings):
     )
     max_pending_messages: int = setting(integer(), 262_144, "maximum number of unacknowledged messages")
     max_pending_bytes: int = setting(
-        SIZE, 64 * MIB, "maximum pending payload bytes", storm="storm.messaging.netty.buffer.high.watermark"
+        SIZE, 64 * MIB, "maximum pending bytes", storm="storm.messaging.netty.buffer.high.watermark"
     )
     max_pending_task_messages: int = setting(
         integer(), 131_072, "maximum pending messages to one task; if it stalls, others still have space"
@@ -132,7 +132,7 @@ class SessionSettings(Settings):
     prefetch_messages: int = setting(
         integer(), 131_072, "maximum number of a task's unacknowledged messages at a consumer"
     )
-    prefetch_bytes: int = setting(SIZE, 16 * MIB, "limit of prefetch_messages in payload bytes")
+    prefetch_bytes: int = setting(SIZE, 16 * MIB, "maximum bytes of the same messages")
     reject_order: RejectOrder = setting(
         choice(RejectOrder),
         RejectOrder.CONTINUE,

@@ -132,7 +132,7 @@ def _not_empty(text: str) -> str:
 
 def string(metavar: str = "NAME") -> Kind:
     """Return the kind of non-empty strings."""
-    return Kind(metavar, "a text that is not empty", str, _not_empty)
+    return Kind(metavar, "a non-empty string", str, _not_empty)
 
 
 ANY_TEXT = Kind("TEXT", "a text", str)
@@ -188,7 +188,7 @@ class Setting:
             return kind.check(kind.parse(value) if text else value)
         except (ValueError, TypeError, OverflowError) as error:
             if self.secret:
-                problem = f"{label} must be {kind.allowed}, and is not; what it is stays secret"
+                problem = f"{label} must be {kind.allowed}; its value is secret and not shown"
                 raise ConfigError(problem) from None
             if isinstance(error, ConfigError):
                 raise ConfigError(f"{label}: {error}") from error

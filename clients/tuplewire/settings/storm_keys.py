@@ -33,14 +33,14 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
         "topology.max.replication.wait.time.sec topology.min.replication.count "
         "topology.submitter.principal topology.worker.nimbus. worker.max.timeout.secs"
     ),
-    "connections follow each assignment at once, and are checked every second": "task.refresh.poll.secs",
+    "connections follow each assignment immediately, and are checked every second": "task.refresh.poll.secs",
     "certificates and tokens are files, which are read again when they change": (
         "task.credentials.poll.secs topology.auto-credentials"
     ),
     "a worker runs the version that is installed": (
         "supervisor.worker.default.version supervisor.worker.version. topology.version"
     ),
-    "supervisor.run.worker.as.user needs no program for it": "supervisor.worker.launcher",
+    "supervisor.run.worker.as.user needs no launcher program": "supervisor.worker.launcher",
     "its transport is not here; `grpc` has settings of its own, tuplewire.grpc.*": "storm.messaging.netty.",
     "Spark or Kubernetes places workers and bounds them": (
         "storm.resource.isolation. supervisor.cpu.capacity supervisor.memory.capacity.mb "
@@ -67,7 +67,7 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
         "topology.optimize topology.producer.batch. topology.transfer."
     ),
     "pass files by Spark, or by a volume": "topology.blobstore.map worker.blob.update.poll.interval.secs",
-    "what waits sleeps until there is something to do": (
+    "executors without work sleep until a message arrives": (
         "topology.bolt.wait. topology.spout.recvq.skips topology.spout.wait."
     ),
     "bolts keep no state here": "topology.bolts.message.id.field.name topology.state.",
@@ -91,7 +91,7 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
         "topology.multilang. topology.shellbolt. topology.subprocess."
     ),
     (
-        "in Storm it is how many messages a thread takes at once; a task's queue is bounded by "
+        "in Storm it is the batch size of a thread; a task's queue is bounded by "
         "topology.executor.receive.buffer.size"
     ): ("topology.receiver.buffer.size"),
     "there is no Trident; Spark's queries are exactly-once": ("topology.transactional.id topology.trident."),

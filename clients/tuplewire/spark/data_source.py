@@ -167,7 +167,7 @@ def reject_rows(
             f"rows to reject lack {', '.join(missing)}: read them with includeHeaders=true, and keep all"
         )
     if limit < 1:
-        raise ConfigError(f"limit is {limit}: a message is rejected once at least")
+        raise ConfigError(f"limit must be at least 1, not {limit}")
     headers = F.coalesce("headers", F.array().cast(HEADERS_TYPE))
 
     def pair(name: str, value: Column) -> Column:

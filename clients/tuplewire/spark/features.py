@@ -58,7 +58,7 @@ def check_stream_options(options: Mapping[str, str]) -> None:
     limits = [name for name in LIMIT_OPTIONS if name.lower() in names]
     if limits and not has_admission_control():
         raise unsupported(
-            f"the option {' and '.join(limits)}", "4.2", "leave it out, and a trigger reads all that is there"
+            f"the option {' and '.join(limits)}", "4.2", "omit it: a trigger then reads all queued messages"
         )
 
 

@@ -167,7 +167,7 @@ def check_not_consumed(start: Offset, states: QueueStates) -> None:
         if each.acknowledged > offset.sequence or each.tail < offset.sequence:
             raise DataLossError(
                 f"task {task} is acknowledged up to {each.acknowledged} of {each.tail}, and this query "
-                f"stands at {offset.sequence}: another program consumes the task, or the checkpoint is an "
+                f"is at {offset.sequence}: another program consumes the task, or the checkpoint is an "
                 "old copy. Give each query tasks of its own, and start it from its newest checkpoint; or set "
                 "failOnDataLoss=false to continue with the rest"
             )
@@ -196,7 +196,7 @@ def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, unr
         loss = f"up to {previous_owner.dropped_messages} messages"
     else:
         why = "restarted or failed without a clean shutdown"
-        loss = f"{unread} unread messages, and messages that arrived after the last poll"
+        loss = f"{unread} unread messages and any that arrived after the last poll"
     return DataLossError(
         f"task {task} was at a worker ({offset.address}) that {why}: {loss} are lost or arrive again. "
         "Set failOnDataLoss=false to continue with the rest"

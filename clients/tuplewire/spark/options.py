@@ -268,7 +268,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
         _require_tasks(values)
         for name, each in settings_of(SourceOptions).items():
             if not streaming and name in values and each.key in (*LIMIT_OPTIONS, "startingOffsets"):
-                raise ConfigError(f"the option {each.key} is for readStream; a read takes all that is there")
+                raise ConfigError(f"the option {each.key} is for readStream; a read has all queued messages")
         values["address"] = values.get("address") or resolve_address(None)
         parsed = SourceOptions(**values)
         least, most = parsed.min_messages_per_trigger, parsed.max_messages_per_trigger
@@ -325,7 +325,7 @@ def _parse_options(kind: type[Settings], options: Mapping[str, str]) -> dict[str
 
 def _require_tasks(values: Mapping[str, Any]) -> None:
     if "tasks" not in values:
-        raise ConfigError("the option tasks is missing")
+        raise ConfigError("the option tasks is missing: set it, like 1,2,10-19")
 
 
 @contextmanager

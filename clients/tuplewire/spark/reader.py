@@ -86,9 +86,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
                 states = poller.poll_all()
                 for task, each in states.items():
                     if each.consumer:
-                        raise SupersededError(
-                            f"task {task} has a consumer, {each.consumer!r}: .read needs a task without one"
-                        )
+                        raise SupersededError(f"task {task} has a consumer, {each.consumer!r}: stop it first")
                 start = initial_offset(states)
                 end = Offset(end_offsets(states))
                 wanted = {task: each.sequence for task, each in task_ends(start, end).items()}

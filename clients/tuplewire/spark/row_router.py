@@ -112,7 +112,7 @@ class BadRowFilter:
         if self.policy == FAIL:
             raise BadRowsError(
                 f"{text}; {len(rows)} of the {len(tasks)} rows from {first} on cannot be sent. Fix or "
-                "filter them, or set the option badRows: drop, or the task that is to get them"
+                "filter them, or set the option badRows: drop, or a task that receives them"
             )
         if self.count == len(rows):  # log the first ones only; the driver logs the total
             logger.warning("sink.rejected", extra={"rows": len(rows), "policy": self.policy, "first": text})

@@ -220,7 +220,7 @@ class AttemptStager(SinkWorkers):
                 break
             if warnings.count_event(peer.worker_id):
                 fields = {"sink": self._sink, "epoch": self._epoch, "worker": peer.worker_id}
-                reason = f"no room to stage: the tasks' queues are full. {FREE_CORE_HINT}"
+                reason = f"no space to stage: the tasks' queues are full. {FREE_CORE_HINT}"
                 logger.warning("sink.waiting", extra={**fields, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
         piece.staged.messages += sum(map(len, piece.groups))
@@ -300,7 +300,7 @@ class Publisher(SinkWorkers):
                 tasks = sorted(task for each in polls.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
                 messages = sum(each.waiting_messages for each in polls.values())
                 fields = {"sink": self._sink, "epoch": self._epoch, "waiting": messages, "tasks": tasks}
-                reason = f"no room in the tasks' queues; the workers continue when there is. {FREE_CORE_HINT}"
+                reason = f"the tasks' queues are full; the workers continue with free space. {FREE_CORE_HINT}"
                 logger.warning("sink.waiting", extra={**fields, "reason": reason})
                 return
 

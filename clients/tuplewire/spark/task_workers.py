@@ -166,7 +166,7 @@ class TaskPoller(TaskWorkers):
             # With a newer assignment, or without one of the tasks, the answer may be incomplete.
             if answer.assignment_version > self.owners.version or len(answer.tasks) < len(request.tasks):
                 raise NotReadyError(
-                    f"the worker at {peer.address} lacks some of the tasks {tasks_at[peer]}: they move"
+                    f"the worker at {peer.address} lacks some of the tasks {tasks_at[peer]}: they are moving"
                 )
             for each in answer.tasks:
                 found[each.task] = QueueState(

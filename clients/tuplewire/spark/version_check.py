@@ -57,7 +57,7 @@ def check_versions(driver: Mapping[str, str], executor: Mapping[str, str]) -> No
             raise VersionMismatchError(
                 f"{where} has {name} {found}, and tuplewire {here} needs "
                 f"{name}{required} (the driver has {driver[name]}). "
-                f"{name} has compiled parts, which cannot come by --py-files: {_INSTALL_HINT}"
+                f"{name} has compiled parts, which --py-files cannot ship: {_INSTALL_HINT}"
             )
 
 

@@ -258,7 +258,7 @@ class TuplewireStreamWriter(_WriterBase, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
-        assert query is not None, "a streaming query's tasks know its id"  # noqa: S101
+        assert query is not None, "Spark sets the query's id for a streaming query's tasks"  # noqa: S101
         assert batch is not None, "a streaming query's tasks know the micro-batch"  # noqa: S101
         run = context.getLocalProperty(_RUN_ID) or self._write_id
         return self._write_part(iterator, f"spark-{query}", int(batch), run)

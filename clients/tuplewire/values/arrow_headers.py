@@ -82,8 +82,8 @@ def _split_headers(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
             f"the headers column must be lists of structs of a name (string) and a value (binary), not {kind}"
         )
     names, values = elements.flatten()
-    names = binary_column(names, "headers", "named by strings")
-    return headers, names, binary_column(values, "headers", "of binary or string values")
+    names = binary_column(names, "headers", "lists with string names")
+    return headers, names, binary_column(values, "headers", "lists with binary or string values")
 
 
 def _encode_headers(headers: pa.Array) -> pa.Array:
@@ -139,7 +139,7 @@ def flat_column(column: Any, name: str) -> pa.Array:
 
 
 def _too_large(name: str) -> MalformedError:
-    return MalformedError(f"the {name} column has 2 GiB of data or more; hand it over in smaller batches")
+    return MalformedError(f"the {name} column has 2 GiB of data or more; pass it in smaller batches")
 
 
 def decode_columns(encoded: pa.Array, *, headers: bool) -> tuple[pa.Array, pa.Array | None]:

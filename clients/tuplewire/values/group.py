@@ -211,7 +211,7 @@ class TaskGroup:
             )
         if (total := sum(array("I", self.lengths))) != len(self.data):
             raise MalformedError(
-                f"a group to task {task} says {total} bytes of payload and holds {len(self.data)}"
+                f"a group to task {task} has lengths for {total} bytes and {len(self.data)} bytes of payload"
             )
         if self.header_lengths or self.header_data:
             self._check_headers()

@@ -185,7 +185,7 @@ def _add_run(commands: Any) -> None:
     if not found:
         raise ConfigError(
             f"there is no job to run: no installed package has an entry point in {JOB_ENTRY_POINTS!r}; "
-            "install one that has, as tuplewire[demo]"
+            "install a package that has, such as tuplewire[demo]"
         )
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True, help="job to run, one of:")
     for point in found:

@@ -131,7 +131,7 @@ def settings_in(conf: Mapping[str, Any], *, separate_processes: bool = True) -> 
 
 
 def embedded_transport_conf(conf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the transport between workers of one process, except its sessions' settings."""
+    """Return a topology's settings, except session settings; the default transport is `local`."""
     excluded_keys = {*keys_of(SessionSettings), *_QUEUE_LIMIT_KEYS}
     kept_conf = {
         key: value
@@ -146,9 +146,9 @@ def read_conf(file: str) -> dict[str, Any]:
     try:
         conf = json.loads(Path(file).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"cannot read the settings {file}: {error.strerror}") from error
+        raise ConfigError(f"cannot read program_conf_file {file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from error
     if not isinstance(conf, dict):
-        raise ConfigError(f"{file} is not an object of settings by their keys")
+        raise ConfigError(f"program_conf_file {file} is not a JSON object of settings by key")
     return conf

@@ -64,7 +64,7 @@ def exit_after(seconds: float, get_reason: Callable[[], str]) -> threading.Timer
 
     def end() -> None:
         try:
-            os.write(2, f"tuplewire worker: not ended after {seconds:g} s: {get_reason()}\n".encode())
+            os.write(2, f"tuplewire worker: did not exit within {seconds:g} s: {get_reason()}\n".encode())
         finally:
             os._exit(EXIT_DEFECT)
 
@@ -112,7 +112,7 @@ class Stop:
 
     def _on_signal(self, number: int) -> None:
         if self._was_signalled:
-            os.write(2, b"tuplewire: second signal, exit immediately\n")
+            os.write(2, b"tuplewire: exiting on the second signal, without a drain\n")
             os._exit(128 + number)
         self._was_signalled = True
         self.request(StopRequest(signal.Signals(number).name))

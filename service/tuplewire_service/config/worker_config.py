@@ -96,7 +96,7 @@ class WorkerConfig(WorkerSettings):
     """All settings of a worker process. Sizes are in bytes, times in seconds."""
 
     worker_id: str = setting(
-        ANY_TEXT, "", "name of this worker, unique in the topology (default: host name and port)"
+        ANY_TEXT, "", "name of this worker, unique in the topology (default: host and port or process id)"
     )
     listen: str = setting(
         HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: a free port, see address_file"
@@ -180,8 +180,8 @@ class WorkerConfig(WorkerSettings):
     state_file: str | None = setting(
         FILE,
         None,
-        "JSON file for the number of messages that a failure of this worker would lose; after a failure, the "
-        "next worker with this file reports them",
+        "JSON file for the number of messages that a failure of this worker would lose; after a failure, its "
+        "next process reports them; the file is for one worker id",
     )
     program: str | None = setting(
         string(),
@@ -234,7 +234,7 @@ class WorkerConfig(WorkerSettings):
             if not is_loopback(split_host_port(address)[0]):
                 raise ConfigError(
                     f"{name} is {address}, which other machines reach, and there is no TLS: give "
-                    "tls_certificate, tls_key and tls_ca, or set allow_plaintext where the network is trusted"
+                    "set tls_certificate, tls_key and tls_ca, or allow_plaintext if the network is trusted"
                 )
 
     def credentials(self) -> Credentials:

@@ -53,7 +53,7 @@ class DebugBundles:
     async def files(self, worker: Worker) -> AsyncGenerator[tuple[str, str]]:
         """Yield the name and the text of each file. Raises ResourceLimitError during another bundle."""
         if self._lock.locked():
-            raise ResourceLimitError("this worker creates another bundle: retry in a few seconds")
+            raise ResourceLimitError("this worker is creating another debug bundle: retry in a few seconds")
         async with self._lock:
             yield "versions.json", _as_json(self._versions(worker))
             yield "settings.toml", to_toml(self._config) + "\n"

@@ -57,7 +57,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         if len(self._watchers) >= _MAX_WATCHERS:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{_MAX_WATCHERS} watch the health of this worker already; call Check instead",
+                f"{_MAX_WATCHERS} clients already watch the health of this worker; call Check instead",
             )
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine of the loop runs in a task

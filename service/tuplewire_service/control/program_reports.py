@@ -55,7 +55,7 @@ def check_report(report: pb.ReportProgramRequest, reserved: frozenset[str] = fro
         counts = [each.executed for each in component.inputs]
         counts += [getattr(each, name) for each in component.executors for name in _EXECUTOR_COUNTS]
         if not all(0 <= each <= _MAX_COUNT for each in counts):
-            raise MalformedError(f"a count of component {component.component[:100]!r} is beyond all bounds")
+            raise MalformedError(f"component {component.component[:100]!r} has a count over {_MAX_COUNT}")
     for family in report.metrics:
         _check_family(family, reserved)
 

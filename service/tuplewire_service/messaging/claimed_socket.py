@@ -53,7 +53,7 @@ def _lock_file(path: Path, lock: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise BindError(f"cannot listen on {path}: another worker uses it (it holds {lock})") from error
+            raise BindError(f"cannot listen on {path}: a worker holds {lock}; choose another path") from error
         if os.fstat(descriptor).st_nlink:  # else the previous holder has removed the file since it was opened
             return descriptor
         os.close(descriptor)
@@ -75,7 +75,7 @@ def _remove_stale(path: Path) -> None:
             path.unlink(missing_ok=True)  # stale: no server accepts connections
         except OSError as error:
             raise BindError(
-                f"cannot listen on {path}: a socket is there and cannot be tested: {error}"
+                f"cannot listen on {path}: its socket cannot be tested ({error}); remove it"
             ) from error
         else:
-            raise BindError(f"cannot listen on {path}: another process listens on it")
+            raise BindError(f"cannot listen on {path}: another process listens on it; choose another path")

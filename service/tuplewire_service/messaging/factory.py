@@ -91,12 +91,12 @@ def _load_class(name: str) -> Any:
     # Configurations of Storm name a Java class here, which Python cannot import.
     ours = tuplewire_transport(name)
     if ours is not None:
-        raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm's: write {ours!r} in place of it")
+        raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm: write {ours!r} instead")
     load = next((point.load for point in _installed() if point.name == name), None)
     # A name without a dot cannot be a class, so the list of transports helps more than an import error.
     if load is None and ":" not in name and "." not in name:
         raise ConfigError(
-            f"unknown transport {name!r} in {TRANSPORT_KEY}; known are: "
+            f"unknown transport {name!r} in {TRANSPORT_KEY}; installed are: "
             f"{', '.join(TransportFactory.names())}; or name a class as package.module:Class"
         )
     try:

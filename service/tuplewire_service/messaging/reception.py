@@ -85,9 +85,9 @@ class Reception(IConnectionCallback):
                 self.callback.recv(batch)
             except Exception as defect:
                 if failures := self._log_rate.count_event(type(defect).__qualname__):
-                    extra = {"source": session.source, "failures": failures}
+                    extra = {"sender": session.source, "failures": failures}
                     logger.exception("callback.failed", extra=extra)
-                error = RefusedError("the receiver failed; see its log")
+                error = RefusedError("the receiver has a defect; see its log")
                 batch.refusals = [(group, error) for group in some]
             for group, error in batch.refusals:
                 self.refused_messages[error.code] += group.count
@@ -119,7 +119,7 @@ class Reception(IConnectionCallback):
         """Return the next message; for the flags, see IServerConnection.recv()."""
         with self._lock:
             if self.callback is not self:
-                raise ClosedError("a callback is registered: messages go there, recv() gets none")
+                raise ClosedError("a callback receives the messages; bind another port for recv()")
             first, self._is_pull_mode = not self._is_pull_mode, True
         if first:
             self._on_open()

@@ -172,7 +172,7 @@ class RecvStream:
             elif kind == "goodbye":
                 return
             else:
-                raise MalformedError(f"a request of kind {kind} within a stream")
+                raise MalformedError(f"unexpected request of kind {kind} after the subscribe")
 
     async def _write(self) -> None:
         sequence, ack_requests = 0, AckRequestPolicy()
@@ -279,8 +279,8 @@ def _split_to_fit(deliveries: list[Delivery], limit: int) -> Iterator[list[Deliv
         parts = [[Delivery(first, group.slice(0, half))], [later]]
     else:
         raise PayloadTooLargeError(
-            f"a message of {group.size_bytes} bytes waits in task {group.task}, and the consumer takes "
-            f"responses of up to {limit} bytes: raise gRPC's limit and max_response_bytes there"
+            f"a message of {group.size_bytes} bytes waits in task {group.task}, and the consumer accepts "
+            f"responses of up to {limit} bytes: raise max_response_bytes and gRPC's limit at the consumer"
         )
     for part in parts:
         yield from _split_to_fit(part, limit)

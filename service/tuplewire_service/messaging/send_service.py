@@ -187,7 +187,7 @@ class SendService(StreamService):
         access.check_send(hello.topology, as_worker=hello.kind == pb.PEER_KIND_WORKER)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
-            raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
+            raise MalformedError(f"ack mode {hello.ack_mode} is unknown; use queued or processed")
         # Only programs have to wait: without an assignment, a worker queues the messages of other workers.
         # See docs/design/moves.md (order during a move).
         if peer_level is AcceptedPeers.ALL and (error := self.reception.callback.not_ready_error) is not None:
@@ -315,7 +315,7 @@ class SendService(StreamService):
                     session.state.request_full_state(request.probe.acknowledged_sequence)
                 stream.wake.set()
             if kind in {None, "hello"}:
-                raise MalformedError(f"a request of kind {kind} within a stream")
+                raise MalformedError(f"unexpected request of kind {kind} after the hello")
 
     def _accept_frame(self, session: Session, frame: OpaqueFrame | OutFrame) -> None:
         # The local transport passes groups in memory, without encoding.
@@ -331,7 +331,7 @@ class SendService(StreamService):
             # The sum comes first: nearly always, the whole group is within the limit.
             if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:
                 raise PayloadTooLargeError(
-                    f"a message of {size} bytes to task {group.task} exceeds the limit of {limit}"
+                    f"a message of {size} bytes to task {group.task} exceeds max_message_bytes ({limit})"
                 )
         denied = session.access.denied_groups(groups)
         accepted = session.state.accept(frame.sequence, groups, denied, closed)

@@ -18,7 +18,7 @@ logger = event_logger(__name__)
 _PATHS = """Tuplewire worker
 
 /metrics  counts and gauges, for Prometheus
-/livez    200 while the event loop turns
+/livez    200 if the event loop responds, else 503 and the problem
 /readyz   200 when ready, else 503 and the reason
 """
 

@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if (page := self.server.pages.get(path)) is None:
             known = ", ".join(self.server.pages)
-            answer = HttpResponse(f"there is no {path} here; there are: {known}\n", HTTPStatus.NOT_FOUND)
+            answer = HttpResponse(f"not found: {path}; available pages: {known}\n", HTTPStatus.NOT_FOUND)
         else:
             answer = page(self.headers)
         data = answer.body.encode() if isinstance(answer.body, str) else answer.body

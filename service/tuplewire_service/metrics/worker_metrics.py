@@ -243,8 +243,8 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
         "accepted_messages": "Messages accepted from clients and peers.",
         "acknowledged_messages": "Messages forwarded or delivered, and acknowledged by the receiver.",
         "rejections": "Rejections of messages by consumers.",
-        "redelivered_messages": "Messages delivered to a consumer that may have been delivered to another "
-        "one before.",
+        "redelivered_messages": "Messages delivered that may have been delivered before, to this "
+        "or another consumer.",
         "staging_waits": "Requests of Spark's sinks that found no space for staging; they retry within two "
         "seconds.",
         "tapped_messages": "Copies of messages that taps have shown.",

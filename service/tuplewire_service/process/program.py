@@ -150,7 +150,7 @@ class Host:
         return self._worker.assignment
 
     def missing_connections(self) -> str:
-        """Return the missing required connections to other workers, as text; empty if all exist."""
+        """Return the missing connections, or that the assignment is missing, as text; empty if none is."""
 
         def missing() -> str:
             if self._worker.assignment is None:

@@ -111,7 +111,7 @@ class Security(Collector):
         """Yield every metric family. Thread-safe."""
         yield counter_by(
             "denials",
-            "Streams, calls and groups of messages that were denied, by reason.",
+            "Denied streams, calls and groups of messages, by reason; see access.denied in the log.",
             "reason",
             ((reason, self.guard.denials[reason]) for reason in DENIAL_REASONS),
         )
@@ -129,7 +129,7 @@ class Security(Collector):
             handshakes = self._certificates.handshakes
             yield counter(
                 "tls_handshakes",
-                "TLS handshakes from peers, including failed ones; two for each connection are usual.",
+                "TLS handshakes, including failed ones; two for each connection are usual.",
                 handshakes.started,
             )
             yield counter(

@@ -135,7 +135,7 @@ class Guard:
             )
         token = find_token(caller.authorization, tokens)
         if token is None:
-            self.add_denial(caller.identity, "wrong_token", "this worker does not know the token")
+            self.add_denial(caller.identity, "wrong_token", "the token is not in this worker's token_file")
             raise UnauthenticatedError(
                 "this worker does not know the presented token: compare the token files of both sides"
             )
@@ -264,15 +264,15 @@ class Access(AccessRights):
             raise self._guard.add_denial(
                 self._id,
                 "topology",
-                f"{self._id} has no business in topology {topology!r}: no rule of the worker's permissions "
-                "file is for it",
+                f"{self._id} may not use topology {topology!r}: add a rule for it to the worker's "
+                "permissions file",
             )
 
     def _task_denial(self, action: str, key: str) -> PermissionDeniedError:
         return self._may_not("task", action, f"the task in `{key}` of {_RULE_HINT}")
 
     def _may_not(self, reason: str, action: str, takes: str) -> PermissionDeniedError:
-        return self._guard.add_denial(self._id, reason, f"{self._id} may not {action}: that takes {takes}")
+        return self._guard.add_denial(self._id, reason, f"{self._id} may not {action}: this requires {takes}")
 
 
 def find_token(authorization: str, tokens: Iterable[Token]) -> Token | None:

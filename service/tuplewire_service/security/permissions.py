@@ -118,7 +118,7 @@ def _rule(table: Mapping[str, Any]) -> PermissionRule:
     control = _string_list(table, "control")
     for action in control:
         if action not in ACTIONS:
-            raise ConfigError(f"control has {', '.join(ACTIONS)}, not {action!r}")
+            raise ConfigError(f"control may contain {', '.join(ACTIONS)}, not {action!r}")
     fields: dict[str, Any] = {key: _string_list(table, key) for key in _SELECTOR_KEYS}
     fields["certificates"] = tuple(name for text in fields["certificates"] for name in parse_names(text))
     fields |= {key: _read_tasks(table, key) for key in _TASKS}
@@ -130,7 +130,7 @@ def _string_list(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
-        raise ConfigError(f'{key} is a list of texts such as ["a"]; omit it if it is empty')
+        raise ConfigError(f'{key} must be a list of strings such as ["a"]; omit it if it is empty')
     return tuple(value)
 
 

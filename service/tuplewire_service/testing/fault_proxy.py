@@ -41,7 +41,7 @@ class Conditions:
     """The faults that apply to forwarded bytes.
 
     delay_seconds: the time from the arrival of bytes until they are forwarded. bytes_per_second: the limit in
-    each direction of each connection. silent_directions: those that forward nothing, not even a close.
+    each direction of each connection. silent_directions: they forward nothing, not even a close.
     """
 
     delay_seconds: float = 0.0

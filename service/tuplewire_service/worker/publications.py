@@ -96,13 +96,13 @@ class Publications:
         if epoch < number:
             raise StaleEpochError(
                 f"sink {sink[1]!r} has published epoch {number} already, which is after epoch {epoch}: its "
-                "rows would be taken for seen; give the sink another name (a query: another "
+                "rows would be skipped as published; give the sink another name (a query: another "
                 "checkpointLocation)"
             )
         if epoch > number + MAX_STEP:
             raise StaleEpochError(
                 f"sink {sink[1]!r}: epoch {epoch} is too far ahead of {number}, the last one: all lower ones "
-                "would be lost from then on"
+                "would be refused from then on; correct it"
             )
 
     def has_chosen(self, sink: Sink, epoch: int, attempt: str) -> bool:

@@ -196,7 +196,7 @@ class QueueConsumers:
             if queue.consumer_key == key and queue.consumer_incarnation > request.incarnation:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: "
-                    f"incarnation {queue.consumer_incarnation} has taken over"
+                    f"incarnation {queue.consumer_incarnation} has taken over; stop this one"
                 )
             # 3. Such a consumer may not know yet that another one has taken over.
             is_reconnect = request.follows_tasks or request.worker_incarnation == self.incarnation

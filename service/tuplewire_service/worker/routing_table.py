@@ -84,7 +84,7 @@ class RoutingTable:
         if self.assignment is None:
             return NotReadyError(
                 f"worker {self._worker_id} has no assignment yet: push one (tuplewire assign or membership), "
-                "configure an assignment file, or start it with --tasks where it is alone"
+                "configure an assignment file, or start it with --tasks if it is the only worker"
             )
         return NotReadyError(self.id_mismatch) if self.id_mismatch else None
 
@@ -112,7 +112,7 @@ class RoutingTable:
     def cycle_error(self, task: int) -> RefusedError:
         """Return the error for messages that workers forward in a cycle."""
         owner = self.owner_by_task.get(task)
-        where = f"{owner.worker_id} at {owner.address}" if owner is not None else "nobody"
+        where = f"{owner.worker_id} at {owner.address}" if owner is not None else "no worker"
         return TooManyHopsError(
             f"messages to task {task} were forwarded {MAX_UNQUEUED_HOPS} times, and no worker holds it; by "
             f"the assignment of {self._worker_id} it is on {where}: give all workers one assignment"
@@ -152,9 +152,9 @@ def find_id_mismatch(assignment: Assignment, worker_id: str, endpoints: Sequence
     ]
     if conflicting:
         other, address = conflicting[0]
-        problem = f"the assignment has no worker {worker_id}; its {address} is called {other}"
+        problem = f"the assignment has no worker {worker_id}; it gives {address}, which is here, to {other}"
         if worker_id in ids:
-            problem = f"the assignment has {worker_id} elsewhere; {address}, which is here, it calls {other}"
+            problem = f"the assignment has {worker_id} elsewhere, and gives {address}, here, to {other}"
         return f"{problem}: start with --worker-id {other}, or correct the assignment"
     if worker_id in ids:
         return ""

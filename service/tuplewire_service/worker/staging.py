@@ -290,7 +290,7 @@ class Staging:
         if state is not None and epoch < state.epoch:
             raise StaleEpochError(
                 f"sink {sink[1]!r} has begun epoch {state.epoch}, which is after epoch {epoch}: another "
-                "program writes under its name, or this attempt belongs to an earlier one"
+                "program uses its name (rename the sink), or this attempt is of an earlier one"
             )
         # Epochs of a sink only grow, so no attempt of the earlier one is chosen after this.
         if state is not None and epoch > state.epoch:

@@ -275,7 +275,7 @@ class Worker:
             await run_in_thread(self.program.disconnect)
         for task in self._periodic_tasks:
             task.cancel()
-        self.drain_wait = "connections to all other workers, to say goodbye"
+        self.drain_wait = "connections to all other workers, to announce the departure"
         router.refresh()
         # Also past the deadline: without a notice, senders wait for this worker while it is assigned.
         goodbye_deadline = self._clock() + _DEPARTURE_NOTICE_SECONDS if router.must_announce else 0.0

@@ -40,7 +40,7 @@ class WorkerSettings(Settings):
         "maximum number of messages in one task's receive queue, and held for one remote task",
         storm="topology.executor.receive.buffer.size",
     )
-    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "limit of the same queues in payload bytes")
+    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "size of the same queues, with keys and headers")
     reject_limit: int = setting(
         integer(), 5, "rejections after which a message is dropped, or moved to dead_letter_task if set"
     )

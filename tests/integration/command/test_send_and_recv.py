@@ -145,7 +145,7 @@ def test_a_worker_without_tls(worker: LocalWorkerProcess, tmp_path: Path) -> Non
     """A command with TLS suggests to check the worker, and not to start one."""
     authority = files_of(Authority().issue("w"), tmp_path).tls_ca
     said = command(worker, "recv", "1", "--tls-ca", str(authority), "--timeout", "0.3").stderr
-    assert (b"does the worker use TLS" in said, b"start a worker" in said) == (True, False)
+    assert (b"check that the worker uses TLS" in said, b"start a worker" in said) == (True, False)
 
 
 def test_a_reader_says_what_it_waits_for(worker: LocalWorkerProcess) -> None:

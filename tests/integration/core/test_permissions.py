@@ -127,7 +127,7 @@ def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
 def test_foreign_topology_is_refused(worker: Guarded) -> None:
     """A client with rules for another topology only is refused, regardless of its permissions there."""
     before = denied(worker.endpoint, "topology")
-    with pytest.raises(PermissionDeniedError, match="no business in topology 'test'"):
+    with pytest.raises(PermissionDeniedError, match="may not use topology 'test'"):
         _send(worker, worker.elsewhere, 1)
     with pytest.raises(PermissionDeniedError, match="no business"):
         _receive(worker, worker.elsewhere, 1)

@@ -99,7 +99,7 @@ def _strangers(cluster: Cluster, folder: Path) -> dict[str, tuple[Credentials, s
         "plaintext": (Credentials(), "TUPLEWIRE_TLS_CA"),
         "no certificate": (anonymous, "TUPLEWIRE_TLS_CERTIFICATE"),
         "signed by somebody else": (replace(unknown, tls_ca=cluster.program.tls_ca), ""),
-        "expired": (files_of(expired, folder / "expired", WORKER), "is it valid?"),
+        "expired": (files_of(expired, folder / "expired", WORKER), "signed this certificate"),
     }
 
 
@@ -237,7 +237,7 @@ def test_channel_takes_the_certificate_that_was_checked(tmp_path: Path) -> None:
     ("issued", "names", "ours", "problem"),
     [
         # This certificate would be valid, but gRPC for Python cannot use it.
-        ((URI,), (URI,), True, "have a DNS name signed in"),
+        ((URI,), (URI,), True, "issue it with a DNS name"),
         # If no names are configured, the certificate must contain the name of the host.
         (("elsewhere.example",), (), True, "TUPLEWIRE_TLS_WORKER_NAMES"),
         (("localhost", URI), (), False, r"TUPLEWIRE_TLS_CA.*signed the worker's certificate"),

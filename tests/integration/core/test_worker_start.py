@@ -46,7 +46,7 @@ def test_what_another_worker_uses_is_not_taken_over(shared: Running) -> None:
     path, admin = shared.directory / "w.sock", _admin(shared)
     assert f"cannot listen on {shared.address}" in _refused(listen=shared.address)
     assert f"cannot listen on {admin} for the admin port" in _refused(**{"listen-admin": admin})
-    assert "another worker uses it" in _refused(**{"listen-unix": path})
+    assert "; choose another path" in _refused(**{"listen-unix": path})
     for address in (shared.address, f"unix://{path}"):
         with ControlClient(address) as client:
             assert client.status().worker_id == "a"

@@ -221,7 +221,7 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
 
         waiting = thread.submit(staged, 150)
 
-        eventually(lambda: "no room to stage" in caplog.text, 20)
+        eventually(lambda: "no space to stage" in caplog.text, 20)
         assert metric(worker, "tuplewire_staging_waits_total") > 0
         assert not wait([waiting], timeout=2).done
         other.abort([part])

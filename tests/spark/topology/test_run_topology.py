@@ -225,7 +225,7 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> N
         rows=letters.selectExpr("from_json(tuple, 'number long').number as number"),
     )
     assert sorted(map(tuple, again.frame.collect())) == [pair for pair in pairs(40) if pair[0] % 2 == 0]
-    with pytest.raises(TopologyError, match="no dead letters are kept: set topology"):
+    with pytest.raises(TopologyError, match="no dead letters are stored: set topology"):
         _ = again.dead_letters
 
 
@@ -362,7 +362,7 @@ def test_what_does_not_fit(spark: SparkSession) -> None:
     with pytest.raises(TopologyError, match=r"'double' cannot be sent .* create in open\(\) or prepare\(\)"):
         run_topology(spark, doubling(Numbers(1), bound))
     of_rows = doubling(Rows("number"), Double(), 2)
-    with pytest.raises(TopologyError, match="emits the rows of a DataFrame: give it"):
+    with pytest.raises(TopologyError, match="emits the rows of a DataFrame: pass it"):
         run_topology(spark, of_rows, conf=TWO)
     with pytest.raises(TopologyError, match="emits number, and the DataFrame has only id"):
         run_topology(spark, of_rows, conf=TWO, rows=spark.range(1))

@@ -190,7 +190,7 @@ def test_columns_without_any_cost_nothing() -> None:
                     [[("a", 1)]] * 4, pa.list_(pa.struct([("k", pa.string()), ("v", pa.int8())]))
                 )
             },
-            "the headers column must be of binary or string values, not int8",
+            "the headers column must be lists with binary or string values, not int8",
         ),
         ({"keys": ["k"] * 4}, "the key column is a list, not an Arrow array"),
     ],

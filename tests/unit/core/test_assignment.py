@@ -256,5 +256,5 @@ def test_a_worker_that_is_not_named_hears_who_is(address: str) -> None:
 def test_a_worker_whose_address_is_anothers_is_not_meant() -> None:
     """Swapped addresses are an error, because two workers would receive each other's messages."""
     reason = _reason("a", "127.0.0.1:1", ("a", "127.0.0.1:2"), ("b", "127.0.0.1:1"))
-    assert "has a elsewhere; 127.0.0.1:1, which is here, it calls b" in reason
+    assert "has a elsewhere; and gives 127.0.0.1:1, here, to b" in reason
     assert "--worker-id b" in reason

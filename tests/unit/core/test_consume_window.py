@@ -45,9 +45,9 @@ def test_a_gap_or_a_foreign_task_is_an_error() -> None:
     """A missing message and messages of a task without a subscription are detected immediately."""
     window = opened(1)
     arrive(window, 1, "abc")
-    with pytest.raises(MalformedError, match="task 1: message 5 came after message 3"):
+    with pytest.raises(MalformedError, match="task 1: message 5 follows message 3: a gap"):
         arrive(window, 5, "e")
-    with pytest.raises(MalformedError, match="task 2 came, which is not subscribed"):
+    with pytest.raises(MalformedError, match="received messages for task 2, which is not subscribed"):
         arrive(window, 1, "a", task=2)
 
 

@@ -102,7 +102,7 @@ def test_tasks_beyond_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPa
         (3, "RESOURCE_LIMIT"),
         (4, "RESOURCE_LIMIT"),
     ]
-    assert "at most 3 tasks at once" in update.refusals[0].detail
+    assert "over 3 tasks in a session" in update.refusals[0].detail
     assert state.accept(2, [again := small(2)]) == [again]
 
 

@@ -322,7 +322,7 @@ of_each_transport = pytest.mark.parametrize("transport", ["local", "grpc", "zmq"
     ("key", "value", "allowed"),
     [
         ("tuplewire.transport.receive_messages", -5, "a whole number from 1"),
-        ("tuplewire.transport.host", 5, "a text that is not empty"),
+        ("tuplewire.transport.host", 5, "a non-empty string"),
         ("tuplewire.session.overflow", "spill", "one of block, fail, drop_oldest"),
         ("storm.messaging.netty.min_wait_ms", 0, "a time in milliseconds, more than 0"),
         *((TRANSPORT_KEY, name, "the name of a transport") for name in (5, ["grpc"])),

@@ -232,7 +232,7 @@ def test_loss_is_told_with_how_much() -> None:
     offset = TaskOffset(WORKER, 9, "w:1")
     died = loss_error(3, offset, PreviousOwner(exited_uncleanly=True), 7)
     assert "task 3 was at a worker (w:1) that restarted or failed" in str(died)
-    assert "7 unread messages, and messages that arrived after the last poll" in str(died)
+    assert "7 unread messages and any that arrived after the last poll" in str(died)
     dropped = loss_error(3, offset, PreviousOwner(5), 7)
     assert "up to 5 messages" in str(dropped)
     assert all("w:1" in str(each) and "failOnDataLoss=false" in str(each) for each in (died, dropped))

@@ -52,7 +52,7 @@ def test_fits(grpcio: str, protobuf: str) -> None:
         (DRIVER | {"grpcio": "1.80.0", "protobuf": "6.31.0"}, "has protobuf 6.31.0"),
         (
             DRIVER | {"grpcio": "none (cannot import name 'cygrpc')", "protobuf": "7.0"},
-            r"cannot import name 'cygrpc'.*cannot come by --py-files: .*spark\.archives.*PYSPARK_PYTHON",
+            r"cannot import name 'cygrpc'.*--py-files cannot ship: .*spark\.archives.*PYSPARK_PYTHON",
         ),
     ],
 )

@@ -130,7 +130,7 @@ WRONG: list[tuple[Callable[[OutputCollector], None], str]] = [
     (lambda c: c.emit_direct(SINK, ["a"], stream="bad"), "is not direct: use emit"),
     (
         lambda c: c.emit_direct(SPOUT, ["a"], stream="to"),
-        f"task {SPOUT} does not subscribe to stream 'to' of 'bolt'; those that do are {SINK}, {SINK + 1}",
+        f"task {SPOUT} does not subscribe to stream 'to' of 'bolt'; its subscribers are {SINK}, {SINK + 1}",
     ),
 ]
 

@@ -62,7 +62,7 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert metrics.count_omitted([1]) == 98
     assert metrics.count_omitted([2]) == 0
     (line,) = caplog.messages
-    assert line.startswith("metric.omitted task=1 metric=n2 max_series=10")
+    assert line.startswith("user_metric.omitted task=1 metric=n2 max_series=10")
     metrics.register(1, "n99", CounterMetric()).inc()
     assert metrics.count_omitted([1]) == 98
     metrics.remove_tasks([1])
@@ -113,7 +113,7 @@ def test_a_gauge_that_raises_is_omitted(caplog: pytest.LogCaptureFixture) -> Non
         for _ in range(3):
             assert metrics.collect([1]) == [MetricSnapshot(1, "whole", "gauge", 1)]
     assert caplog.messages == [
-        'metric.failed task=1 metric=broken reason="ZeroDivisionError: division by zero"'
+        'gauge.failed task=1 metric=broken reason="ZeroDivisionError: division by zero"'
     ]
 
 

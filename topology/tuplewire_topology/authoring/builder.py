@@ -97,7 +97,7 @@ class TopologyBuilder:
     def _add(self, declarer: _Declarer) -> _Declarer:
         name = declarer.component.id
         if name in self._declarers:
-            raise TopologyError(f"the id {name!r} is taken: every component has one of its own")
+            raise TopologyError(f"the id {name!r} is taken: choose an id that no other component has")
         self._declarers[name] = declarer
         return declarer
 

@@ -123,7 +123,7 @@ class Outbox:
         if task is None:
             return MessageError(f"{stream} is direct: use emit_direct, and name the task")
         known = ", ".join(map(str, sorted(port.direct_targets))) or "none"
-        return MessageError(f"task {task} does not subscribe to {stream}; those that do are {known}")
+        return MessageError(f"task {task} does not subscribe to {stream}; its subscribers are {known}")
 
 
 class _Collector:

@@ -192,7 +192,7 @@ class Topology:
             raise TopologyError(
                 f"{bolt.id!r} subscribes to {subscription} with the {subscription.grouping} grouping, "
                 f"but the stream is {'direct' if stream.direct else 'not direct'}: "
-                "a direct stream takes the direct grouping, and no other does"
+                "use the direct grouping for direct streams only"
             )
 
     # --- tasks ------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Topology:
         """Return the component of a task. Raises TopologyError for an unknown task."""
         if task not in self.tasks:
             known = f"{self.tasks[0]} to {self.tasks[-1]}"
-            raise TopologyError(f"task {task} is none of this topology's, {known}")
+            raise TopologyError(f"task {task} is not in this topology, which has the tasks {known}")
         return self.components[self._component_ids[bisect_right(self._first_ids, task) - 1]]
 
     def executors_of(self, component: str) -> list[range]:
@@ -280,7 +280,7 @@ def _check_component(component: Component) -> None:
         raise TopologyError(f"{subject} declares the stream {max(names, key=names.count)!r} twice")
     for name, number in (("parallelism", component.parallelism), ("number of tasks", component.n_tasks)):
         if type(number) is not int or number < 1:
-            raise TopologyError(f"{subject} has the {name} {number!r}; it is an integer from 1")
+            raise TopologyError(f"{subject} has the {name} {number!r}: set an integer of at least 1")
     if component.parallelism > component.n_tasks:
         raise TopologyError(
             f"{subject} has {component.parallelism} executors for {component.n_tasks} task(s); "
@@ -298,7 +298,7 @@ def _check_component(component: Component) -> None:
             raise TopologyError(
                 f"{subject} subscribes to {subscription} with the {subscription.grouping} grouping "
                 f"and {len(subscription.fields)} field(s): "
-                "the fields and the partial key grouping look at one or more, and no other does"
+                "only fields and partial_key use fields, and need one or more"
             )
 
 
@@ -317,7 +317,7 @@ def with_ackers(topology: Topology, n_ackers: int) -> Topology:
     All processes must use the same number. Raises TopologyError if the topology already has acker tasks.
     """
     if ACKER_COMPONENT in topology.components:
-        raise TopologyError("the topology has acker tasks already; give it as its program builds it")
+        raise TopologyError("the topology already has acker tasks: pass the result of create_topology()")
     if not n_ackers:
         return topology
     components = [_with_acker_streams(component) for component in topology.components.values()]

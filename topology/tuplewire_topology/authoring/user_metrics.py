@@ -141,7 +141,7 @@ class UserMetrics:
                 task_metrics[exported_name] = metric
         if omitted and self._log_rate.count_event("omitted"):
             extra = {"task": task, "metric": name, "max_series": self._max_series}
-            logger.warning("metric.omitted", extra={**extra, "setting": "topology.user.metrics.series"})
+            logger.warning("user_metric.omitted", extra={**extra, "setting": "topology.user.metrics.series"})
         return metric
 
     def _check(self, name: str, exported_name: str, kind: MetricKind) -> Mapping[str, tuple[MetricKind, str]]:
@@ -193,7 +193,7 @@ class UserMetrics:
                 raise  # Ctrl+C is for the program, not an error of the gauge
             if self._log_rate.count_event((task, name)):
                 extra = {"task": task, "metric": name, "reason": f"{type(error).__name__}: {error}"}
-                logger.warning("metric.failed", extra=extra)
+                logger.warning("gauge.failed", extra=extra)
             return None
 
 

@@ -108,12 +108,10 @@ class Window:
         if not 0 <= self.lag < math.inf:
             raise TopologyError(f"lag must be a number of seconds of at least 0, not {self.lag!r}")
         if self.timestamp is None and (self.lag or self.late_stream):
-            raise TopologyError(
-                "lag and late_stream are for tuples with a time of their own: name its field, too"
-            )
+            raise TopologyError("lag and late_stream need a timestamp: set timestamp to a field or function")
         if not self.by_count and self.timestamp is None and self.length % self.every:
             raise TopologyError(
-                f"a window of {self.length:g} s, every {self.every:g} s, by arrival: the length is a multiple"
+                f"a window of {self.length:g} s, every {self.every:g} s, by arrival: use a multiple of every"
             )
 
 

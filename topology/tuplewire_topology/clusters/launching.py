@@ -65,7 +65,7 @@ def _check_variables(value: Mapping[str, str]) -> Mapping[str, str]:
 
 
 _OPTIONS = Kind("OPTIONS", "a text, or a list of words", (str, list, tuple), _parse_options, to_plain=list)
-_VARIABLES = Kind("VARIABLES", "a map from names to texts", Mapping, _check_variables, to_plain=dict)
+_VARIABLES = Kind("VARIABLES", "a map from names to strings", Mapping, _check_variables, to_plain=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class LaunchSettings(Settings):
             return 0
         if index >= len(self.ports):
             raise ConfigError(
-                f"supervisor.slots.ports names {len(self.ports)} port(s), none for worker {index + 1}: "
+                f"supervisor.slots.ports names {len(self.ports)} port(s), none for worker {index}: "
                 "name more, or run fewer workers"
             )
         return self.ports[index]

@@ -194,7 +194,7 @@ class Executor(ABC, Generic[TaskKind]):
         except ClosedError:
             # Killed, its link was closed, or a target executor has stopped. Another report has the cause.
             extra = {"component": self.component.id, "tasks": list(self.tasks)}
-            logger.info("executor.abandoned", extra=extra)
+            logger.info("executor.interrupted", extra=extra)
         except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect here
             self._executor_context.on_failure(self._report_error(self.pulse.task, error))
         finally:
@@ -266,7 +266,7 @@ class Executor(ABC, Generic[TaskKind]):
     def _report_error(self, task: int, error: BaseException, message: Tuple | None = None) -> TaskError:
         task_error = TaskError(self.component.id, task, error, message)
         self.tally.errors += 1
-        logger.warning("task.error", extra={"reason": str(task_error)})
+        logger.warning("task.error", extra={"task": task, "reason": str(task_error)})
         self._executor_context.on_error(task_error)
         return task_error
 

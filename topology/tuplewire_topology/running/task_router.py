@@ -117,7 +117,7 @@ class CustomGrouping(Grouping):
             for task in self._custom_grouping.choose_tasks(values):
                 if task not in self._known:
                     name = type(self._custom_grouping).__name__
-                    raise TopologyError(f"{name} chose task {task!r}, which is none of {self.tasks}")
+                    raise TopologyError(f"{name} chose task {task!r}; choose from {self.tasks}")
                 positions[task].append(position)
         return positions
 

@@ -109,8 +109,8 @@ class Submission(VersionChecked):
         try:
             if len(infos) != self.n_members:
                 raise ConfigError(
-                    f"Spark has made {len(infos)} PySpark tasks of {self.n_members} partitions: "
-                    "leave the number of partitions alone"
+                    f"Spark runs {len(infos)} PySpark tasks in place of {self.n_members}: "
+                    "do not change the number of partitions"
                 )
             host = infos[rank].address.rpartition(":")[0]
             address = self.workers[rank % len(self.workers)] if self.workers else None

@@ -103,7 +103,7 @@ class Plan:
         if len(topologies) > 1:
             raise ConfigError(
                 f"the workers serve different topologies, {', '.join(map(repr, topologies))}: "
-                "start them with one --topology; set TUPLEWIRE_TOPOLOGY to it where a run starts its own"
+                "start them with one --topology; or set TUPLEWIRE_TOPOLOGY to that name for started workers"
             )
         self.topology_name = topologies[0]
         _check_admission(workers)

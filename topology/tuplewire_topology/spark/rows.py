@@ -209,7 +209,7 @@ class Rows(Spout):
         if self.failed_rows.count <= _MAX_EXAMPLES:
             self.failed_rows.examples.append(row)
         if count := _log_rate.count_event("rows given up"):
-            logger.warning("spark.rows_failed", extra={"rows": count, "attempts": self.attempts, "last": row})
+            logger.warning("spark.rows_failed", extra={"rows": count, "attempts": self.attempts, "row": row})
 
 
 def rows_spout(topology: Topology) -> str | None:

@@ -152,7 +152,7 @@ def _input_frame(spark: SparkSession, topology: Topology, rows: DataFrame | None
         raise TopologyError(
             "rows=... is for a Rows spout, and the topology has no such spout"
             if spout is None
-            else f"{spout!r} emits the rows of a DataFrame: give it, as rows=..."
+            else f"{spout!r} emits the rows of a DataFrame: pass it as rows=..."
         )
     if rows is None or spout is None:
         return spark.range(0, members, 1, members)

@@ -61,7 +61,7 @@ class TopologyResult:
         Raises TopologyError if no component has topology.error.policy `dead_letter`.
         """
         if self.dead_letter_rows is None:
-            raise TopologyError("no dead letters are kept: set topology.error.policy to dead_letter")
+            raise TopologyError("no dead letters are stored: set topology.error.policy to dead_letter")
         return self.dead_letter_rows
 
     @property
@@ -69,7 +69,7 @@ class TopologyResult:
         """The rows of the only bolt in frames. Raises TopologyError if there are more bolts or none."""
         if len(self.frames) != 1:
             known = ", ".join(map(repr, self.frames)) or "no bolt"
-            raise TopologyError(f"there are outputs of {known}: use frames[component]")
+            raise TopologyError(f"there are outputs of {known}: use frames[...], or request one output")
         return next(iter(self.frames.values()))
 
 
@@ -149,7 +149,7 @@ class SparkTopology:
 
     def progress(self) -> TopologyProgress:
         """Return the progress, which may be about a second old."""
-        self._require_control("cannot get its progress")
+        self._require_control("cannot get the progress of the topology")
         return self._progress
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:

@@ -103,7 +103,7 @@ class RestartingServer:
             return
         self.restarts += 1
         reason = "cancelled" if main_loop.cancelled() else repr(main_loop.exception())
-        logger.error("grpc_server.stopped", extra={"addresses": self.addresses, "reason": reason})
+        logger.error("grpc_server.failed", extra={"addresses": self.addresses, "reason": reason})
         for task in _tasks_running(_SHUTDOWN):  # it fails with the same error, which is already logged
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
         for coroutine in (self._await_streams(server), self._restart()):

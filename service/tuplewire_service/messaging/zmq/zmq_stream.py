@@ -153,7 +153,7 @@ class ZmqFlowControl:
         """Count a message of the other side. Raises MalformedError if it exceeds the allowance."""
         # The peer knows only the allowance that was sent last, which may be below the current one.
         if not self._arrived.is_below(self._granted):
-            raise MalformedError(f"more was sent than the {self._granted.messages} allowed messages")
+            raise MalformedError(f"more was sent than allowed: {self._granted}")
         self._arrived = self._arrived.plus(1, size_bytes)
 
     def on_read(self, size_bytes: int) -> None:
@@ -212,7 +212,7 @@ class ZmqStream(BufferedStream):
             self._peer_finished = True
             self._changed.set()
         elif frame.kind is not FrameKind.GRANT:
-            raise MalformedError(f"a frame of kind {frame.kind.name} within a stream")
+            raise MalformedError(f"unexpected frame of kind {frame.kind.name} in an open stream")
 
     def send_grant(self) -> None:
         """Send the current allowance to the other side, unless it is disconnected."""

@@ -111,7 +111,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise BindError(
-                f"cannot listen on {endpoint}: it is in use, or not an address of this machine ({error})"
+                f"cannot listen on {endpoint}: in use, or not of this machine ({error}); choose another"
             ) from error
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if not local:
@@ -178,7 +178,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
 
     def _refuse(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
         # An open stream is broken off, so its handler ends as in case 3 of _serve_stream().
-        stream = stream or self._make_stream(connection, "a stranger")
+        stream = stream or self._make_stream(connection, "zmq:unknown")
         self._refused_streams[code_of(error)] += 1
         log_refusal(stream.peer, error)
         stream.send_refusal(error)
