@@ -238,7 +238,9 @@ class BaseClient(NotPicklable):
 
         Counted as acknowledged in the ledger. Increases after a reconnect; 0 with ack_mode="processed".
         """
-        return 0 if self._sender is None else self._sender.buffer.window.possibly_lost
+        if self._sender is None or self._process_token is not _process_token:
+            return 0
+        return self._sender.buffer.window.possibly_lost
 
 
 class Client(BaseClient, RequestMethods):

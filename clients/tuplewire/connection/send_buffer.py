@@ -132,7 +132,8 @@ class SendBuffer:
 
     @property
     def _pending_text(self) -> str:
-        return f"{counted(self.pending_messages, 'message')} ({counted(self.window.size_bytes, 'byte')})"
+        size = self.window.size_bytes + self.submitted.size_bytes
+        return f"{counted(self.pending_messages, 'message')} ({counted(size, 'byte')})"
 
     def try_send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
         """Accept one message without waiting for space; return False if it does not fit.

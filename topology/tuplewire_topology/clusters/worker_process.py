@@ -135,7 +135,8 @@ class WorkerProcess:
         return None
 
     def _exit_error(self, code: int | None) -> TuplewireError:
-        return LaunchError(f"{self.name} ended with code {code}\n{self.child.log_tail()}")
+        end = "does not respond" if code is None else f"ended with code {code}"
+        return LaunchError(f"{self.name} {end}\n{self.child.log_tail()}")
 
     def wait_for_bound(self, child: Child | None = None) -> None:
         """Wait until the process has bound its port; LaunchError, with the end of its log, if it fails."""

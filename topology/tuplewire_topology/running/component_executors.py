@@ -220,7 +220,8 @@ class SpoutExecutor(Executor[SpoutTask]):
                     for _, message_id in message.roots:
                         self.tally.acked_by[batch.source.stream_id] += 1
                         self.pulse.enter(task.id, ExecutorActivity.ACK)
-                        self._call_user_code(task.id, partial(task.spout.ack, message_id))
+                        for ack in (task.spout.ack, *(hook.on_ack for hook in task.hooks)):
+                            self._call_user_code(task.id, partial(ack, message_id))
 
     def _start_tracking(self, task: SpoutTask, emitted: Sequence[EmittedTuples]) -> list[Any]:
         if task.tracker is None:
