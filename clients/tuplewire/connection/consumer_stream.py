@@ -205,7 +205,7 @@ class ConsumingEnd(ReconnectingSession):
         if self.connected:
             logger.info("subscription.lost", extra=fields)
         elif str(error) != self._last_problem:
-            logger.info("subscription.failed", extra=fields)
+            logger.info("subscription.attempt_failed", extra=fields)
         self._last_problem = str(error)
         self._inbox.on_lost(self, error)
 

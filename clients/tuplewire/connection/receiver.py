@@ -321,7 +321,7 @@ class Receiver(Inbox):
                 answer = await connections.assignment(address)
                 self._owners.apply(answer.assignment if answer.HasField("assignment") else None, address)
             except TuplewireError as error:
-                logger.debug("subscription.no_assignment", extra={"address": address, "reason": str(error)})
+                logger.debug("assignment.request_failed", extra={"address": address, "reason": str(error)})
                 problems.append(error)
                 continue
             if address == self.address:

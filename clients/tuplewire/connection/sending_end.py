@@ -223,7 +223,7 @@ class SendingEnd(ReconnectingSession):
         elif was_connected:
             logger.info("connection.lost", extra=fields)
         elif str(error) != self._last_problem:
-            logger.info("connection.failed", extra=fields)
+            logger.info("connection.attempt_failed", extra=fields)
         self._last_problem = str(error)
         self.connected = False
         self.ack_handler.on_disconnected(closed_cleanly=self.is_closed or isinstance(error, DrainingError))
@@ -233,7 +233,7 @@ class SendingEnd(ReconnectingSession):
 
     def _on_failed(self, error: TuplewireError) -> None:
         self.buffer.fail(error)
-        logger.error("connection.refused", extra={"address": self.address, "reason": str(error)})
+        logger.error("connection.ended", extra={"address": self.address, "reason": str(error)})
         self._refresh()
 
     def _refresh(self) -> None:

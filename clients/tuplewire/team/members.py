@@ -268,7 +268,7 @@ class TeamConnection:
                     break
                 self._receive()
         except errors.TuplewireError as problem:
-            logger.info("team.left", extra={"reason": str(problem)})
+            logger.info("team.close_failed", extra={"reason": str(problem)})
         finally:
             try:
                 self._client.close(None if error is None else _ABORT_SECONDS)

@@ -77,7 +77,8 @@ class EmbeddedWorker:
         """Drain for at most `timeout` seconds, and close. Dropped messages are logged."""
         dropped = self._loop.run(self._worker.drain(timeout)).dropped
         if reasons := {reason: count for reason, count in dropped.items() if count}:
-            logger.warning("messages.dropped", extra={"worker": self.peer.worker_id, "reasons": reasons})
+            extra = {"worker": self.peer.worker_id, "messages_by_reason": reasons}
+            logger.warning("worker.dropped_messages", extra=extra)
         self._end()
 
     def _end(self) -> None:

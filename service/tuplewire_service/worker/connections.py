@@ -94,7 +94,7 @@ class Connections:
         connection = self._context.connect(self._topology, host, port, peer.worker_id, self._events).sender
         self._numbers[connection] = next(self._new_numbers)
         self._connections[peer] = connection
-        logger.info("connection.opened", extra={"worker": peer.worker_id, "address": peer.address})
+        logger.info("peer.added", extra={"worker": peer.worker_id, "address": peer.address})
 
     async def _close(self, peer: Peer, connection: SendingEnd, timeout: float) -> None:
         unacked = await connection.withdraw(timeout)
@@ -104,7 +104,7 @@ class Connections:
             self._past_losses[peer.worker_id if known else OTHER] += lost
         del self._closing[connection], self._numbers[connection]
         fields = {"worker": peer.worker_id, "address": peer.address}
-        logger.info("connection.closed", extra={**fields, "returned_groups": len(unacked)})
+        logger.info("peer.removed", extra={**fields, "returned_groups": len(unacked)})
         self._on_returned(connection, unacked)
 
     def get(self, peer: Peer) -> SendingEnd | None:

@@ -104,10 +104,10 @@ def test_a_process_follows_its_assignment(tmp_path: Path, make: Make) -> None:
     one, gone, two = make("a"), make("b"), make("b")
     assignment_file(tmp_path, 1, {one.reached: [1, 3, 5], gone.reached: [2, 4]})
     with one:
-        eventually(lambda: events(one, "connection.opened"), SECONDS)
+        eventually(lambda: events(one, "peer.added"), SECONDS)
         assignment_file(tmp_path, 2, {one.reached: [1, 3, 5], two.reached: [2, 4]})
-        eventually(lambda: len(events(one, "connection.opened")) == 2, SECONDS)
-        assert two.reached.address in events(one, "connection.opened")[1]
+        eventually(lambda: len(events(one, "peer.added")) == 2, SECONDS)
+        assert two.reached.address in events(one, "peer.added")[1]
         assignment_file(tmp_path, 3, {one.reached: [1, 3], two.reached: [2, 4, 5]})
         with two:
             eventually(lambda: "version=3" in str(events(two, "program.assignment_applied")), SECONDS)

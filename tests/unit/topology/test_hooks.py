@@ -160,7 +160,7 @@ def test_a_hook_that_fails_at_the_end_is_logged(caplog: pytest.LogCaptureFixture
     with LocalCluster() as cluster:
         hooks = builder(Shares(), Fails(at_start=False))
         cluster.submit("t", {"greeting": ""}, hooks.create_topology()).wait()
-    assert "worker_hook.failed" in caplog.text
+    assert "worker_hook.shutdown_failed" in caplog.text
     assert seen[-1] == "shutdown"
 
 

@@ -66,7 +66,7 @@ def _shut_down(hook: WorkerHook) -> None:
     try:
         hook.shutdown()
     except Exception:  # it is not an error of the topology
-        logger.exception("worker_hook.failed")
+        logger.exception("worker_hook.shutdown_failed", extra={"hook": type(hook).__name__})
 
 
 @dataclass(frozen=True, slots=True)
