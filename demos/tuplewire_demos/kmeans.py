@@ -188,7 +188,7 @@ def run_kmeans(
 
 
 def differences(runs: Mapping[str, TimedRun], points: Array) -> list[str]:
-    """Return the ways with centers (by more than 1e-6) or numbers of points that differ from the team's."""
+    """Return a text for each way with centers (by over 1e-6) or numbers of points unlike the team's."""
     counts = {name: sums_of(points, each.centers)[:, -1] for name, each in runs.items()}
     return [
         f"{name} has other centers or counts"

@@ -114,7 +114,8 @@ class WatchedFiles(Generic[_Value]):
                 self._value = self._load()
             value = self._value
         if problem is not None and changed:
-            logger.warning("files.reload_failed", extra={"reason": f"{problem}; the old content remains"})
+            reason = f"{problem}; the old content remains"
+            logger.warning("files.reload_failed", extra={"files": self._path_text, "reason": reason})
         elif changed:
             logger.info("files.reloaded", extra={"files": self._path_text})
         return value

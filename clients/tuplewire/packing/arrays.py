@@ -59,7 +59,7 @@ def read_scalar(content: list[Any]) -> Any:
 
 def _items(text: Any, shape: list[Any], data: Any) -> np.ndarray[Any, Any]:
     if not isinstance(text, str) or not isinstance(data, bytes) or not _DTYPE.fullmatch(text):
-        raise ValueError("a numpy value's dtype or items are none that have a form in a message")
+        raise ValueError("a numpy value has a dtype or items that a message cannot carry")
     if len(shape) > _MAX_AXES or not all(type(length) is int and 0 <= length < 2**31 for length in shape):
         raise ValueError("a numpy array's shape is out of range")
     dtype = np.dtype(text)

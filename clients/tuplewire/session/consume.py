@@ -63,7 +63,7 @@ class RejectedMessage:
 class ArrivedBatch:
     """New messages for the consumer. Pass them to ConsumeSession.acknowledge() once they are processed."""
 
-    generation: int
+    generation: int  # outdated if lower than a task's; see ConsumeSession.acknowledge()
     deliveries: tuple[Delivery, ...]
     ack_requested: bool = False
     """True if the acknowledgement must be sent immediately."""

@@ -138,9 +138,9 @@ _warned: set[str] = set()
 
 
 def accept_storm_key(key: str, value: Any) -> bool:
-    """Return True for a key of Storm without an effect here, of which one warning is logged.
+    """Return True for a key of Storm without an effect here, and log one warning for each.
 
-    Logs one warning for each key without an effect. Raises ConfigError for an effect that is missing here.
+    Raises ConfigError for an effect that is missing here.
     """
     refusal = _entry(_REFUSED, key)
     if refusal is not None and value not in _OFF:

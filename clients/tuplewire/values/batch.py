@@ -39,7 +39,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     batch keeps its order. It is sent as groups: receivers get the messages in order for each (source, task).
 
     Slices (step 1) and sums of batches that were built from groups preserve `redelivered` of the groups. Two
-    preserve. Two batches are equal if their tasks, sources, payloads, keys and headers are equal.
+    batches are equal if their tasks, sources, payloads, keys and headers are equal.
     """
 
     __slots__ = ("_columns", "_count", "_grouped", "_groups")

@@ -128,7 +128,7 @@ class TaskGroup:
         count: The number of messages.
         header_lengths: As `lengths`, for encoded keys and headers (header_data); empty if there are none.
         size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
-        redelivered: True if the messages may be duplicates, after a failure or a broken connection in a move.
+        redelivered: True if the messages may have been delivered before.
         path: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
             messages from a program. Next 24: hops of these or earlier messages since then. Upper 8: hops
             since they last waited in the queue of their task's owner. 0: the sending worker is the entry

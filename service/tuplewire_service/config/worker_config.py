@@ -175,7 +175,9 @@ class WorkerConfig(WorkerSettings):
     log_level: str = setting(
         choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "minimum level of log events"
     )
-    log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "log format, one event per line")
+    log_format: str = setting(
+        choice(["text", "json"], "FORMAT"), "text", "log format; json: one event per line"
+    )
     address_file: str | None = setting(FILE, None, "JSON file for the bound addresses; removed at exit")
     state_file: str | None = setting(
         FILE,

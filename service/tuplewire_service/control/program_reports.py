@@ -150,7 +150,7 @@ class ProgramReports:
         """
         if (version := report.assignment_version) != current_version:
             raise StaleAssignmentError(
-                f"the report is by assignment {version}, and the current one is {current_version}"
+                f"the report is for assignment {version}, and the current one is {current_version}"
             )
         now = self._clock()
         if current_version != self._version:

@@ -316,7 +316,7 @@ def cursor_slices(cursor: pb.TaskCursor, max_rejections: int) -> Iterator[pb.Tas
         part = rejections[start : start + max_rejections]
         for each in part:
             if each.number <= number:
-                raise MalformedError(f"rejection {each.number} of task {task} came after number {number}")
+                raise MalformedError(f"task {task}: rejection {each.number} is not above {number}")
             number = each.number
             each.reason = each.reason[:MAX_REASON_CHARS]
         if len(part) == len(rejections):  # nearly always

@@ -286,7 +286,7 @@ _KNOWN_LABELS: Mapping[str, tuple[str, str, Iterable[str]]] = {
 """The help, the label and its known values, of families that have a sample for each of these values."""
 _MEMORY_LIMIT = "Memory limit of the process: the limit of its control groups, or the machine's memory."
 _SMALLEST_WINDOW = "Maximum number of outstanding messages of each sender to the fullest task."
-_SENDERS = "Senders by state: connected, with a share of the queues, or resumable, without a share."
+_SENDERS = "Senders by state: connected, or since at most 3 s disconnected, and resumable."
 _PENDING = "Messages for another worker that it has not acknowledged yet."
 _UP = "1 while the session with another worker is established, else 0; for `other`: with all."
 _FULLEST = "Fill level of the fullest receive queue, in messages or bytes, from 0 to 1."

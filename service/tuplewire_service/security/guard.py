@@ -145,7 +145,7 @@ class Guard:
         """Count a denial, log it at most once a minute for each caller and reason, and return the error."""
         self.denials[reason] += 1
         if self._log_rate.count_event((identity, reason)):
-            logger.warning("access.denied", extra={"client": identity, "reason": reason, "detail": detail})
+            logger.warning("access.denied", extra={"identity": identity, "reason": reason, "detail": detail})
         return PermissionDeniedError(detail)
 
 

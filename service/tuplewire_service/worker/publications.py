@@ -102,7 +102,7 @@ class Publications:
         if epoch > number + MAX_STEP:
             raise StaleEpochError(
                 f"sink {sink[1]!r}: epoch {epoch} is too far ahead of {number}, the last one: all lower ones "
-                "would be refused from then on; correct it"
+                f"would be refused from then on; use at most {number + MAX_STEP}"
             )
 
     def has_chosen(self, sink: Sink, epoch: int, attempt: str) -> bool:

@@ -161,7 +161,7 @@ class Topology:
         sizes = [component.n_tasks for component in self.components.values()]
         self._first_ids = list(accumulate(sizes, initial=FIRST_TASK))
         if self._first_ids[-1] > MAX_TASK:
-            raise TopologyError(f"{self._first_ids[-1] - FIRST_TASK} tasks are more than there are task ids")
+            raise TopologyError(f"{self._first_ids[-1] - FIRST_TASK} tasks exceed the number of task ids")
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{each.kind} {each.id} x{each.n_tasks}" for each in self.components.values())

@@ -59,6 +59,7 @@ class Window:
     Attributes:
         length: The tuples, or seconds, of a window.
         every: The tuples, or seconds, between the ends of windows. Tumbling windows: equal to `length`.
+        by_count: True if both count tuples; False: seconds.
         timestamp: The field or function with a tuple's time, in seconds since 1970; None: its arrival.
         lag: The permitted delay in seconds.
         late_stream: The stream for tuples with a longer delay; None: they are dropped.
