@@ -146,11 +146,6 @@ class ConsumingEnd(ReconnectingSession):
         """The time of the subscribe request without an answer, if there is one."""
 
     @property
-    def problem(self) -> str:
-        """The last error, as text."""
-        return self._last_problem
-
-    @property
     def opening(self) -> bool:
         """True for at most a second after a subscribe request without answer: messages may be in flight."""
         return time.monotonic() - self._requested_at < _ANSWER_SECONDS

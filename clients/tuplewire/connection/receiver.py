@@ -145,10 +145,9 @@ class Receiver(Inbox):
         return None
 
     def _unreachable_error(self, seconds: float) -> UnreachableError:
-        for each in self._streams:
-            if not each.connected:
-                return UnreachableError(f"no worker at {each.address} for {seconds:g} s: {each.problem}")
-        return UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._connection_state}")
+        lost = [(each.address, each.connection_state) for each in self._streams if not each.connected]
+        address, state = (lost or [(self.address, self._connection_state)])[0]
+        return UnreachableError(f"no worker at {address} for {seconds:g} s: {state}")
 
     @property
     def blocks_on_reject(self) -> bool:

@@ -88,8 +88,11 @@ class ReconnectingSession(ABC):
 
     @property
     def connection_state(self) -> str:
-        """The state of the connection, as text."""
-        return "connected" if self.connected else f"not connected: {self._last_problem}"
+        """The state of the connection, as text; with advice if no process listens there."""
+        text = self._last_problem.removeprefix(f"{self.address}: ")
+        if text.startswith("no connection: ") and text[-1] != "?":  # a question is advice about TLS
+            text = f"{text.removeprefix('no connection: ')}; start a worker there, or correct the address"
+        return "connected" if self.connected else f"not connected: {text}"
 
     # --- for subclasses ------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ async def test_waits_end_by_default(make: Make, nobody: str) -> None:
     """Waits fail after the configured seconds; close() and the end of a block do not wait twice."""
     client = make(nobody, flush_timeout_seconds=0.4, connect_timeout_seconds=0.4)
     await client.send(1, b"x")
-    with pytest.raises(FlushTimeoutError, match=f"after 0.4 s; {nobody} is not connected: .*refused"):
+    with pytest.raises(FlushTimeoutError, match=f"after 0.4 s; {nobody} is not connected: [^:]*; start a"):
         await client.flush()
     async with client.recv(1) as batches:
         for _ in range(2):
