@@ -38,12 +38,15 @@ class TaskState(NamedTuple):
     """The reason if the numbers are not known."""
     no_consumer_since: float = math.inf
     """The time (time.monotonic) of the first poll without a consumer."""
+    just_left: bool = False
+    """True if the poll before this one has found a consumer."""
 
     def __str__(self) -> str:
         if self.queued_messages is None:
             return self.problem
         seconds = time.monotonic() - self.no_consumer_since
-        consumer = "subscribed" if self.consumer else f"no consumer for {seconds:.0f} s"
+        absent = "its consumer has just left" if self.just_left else f"no consumer for {seconds:.0f} s"
+        consumer = "subscribed" if self.consumer else absent
         oldest = f", the oldest for {self.oldest_seconds:.0f} s" if self.oldest_seconds else ""
         return f"{consumer}, {self.queued_messages} unprocessed at {self.worker_id}{oldest}"
 
@@ -74,8 +77,10 @@ class TaskStates(dict[int, TaskState]):
         if any(each.queued_messages is None for each in found.values()):
             receiver.invalidate_owners()
         for task, state in found.items():
-            since = min(self.get(task, state).no_consumer_since, time.monotonic())
-            self[task] = state._replace(no_consumer_since=math.inf if state.consumer else since)
+            before, now = self.get(task, state), time.monotonic()
+            since = math.inf if state.consumer else min(before.no_consumer_since, now)
+            just_left = before.queued_messages is not None and bool(before.consumer) and not state.consumer
+            self[task] = state._replace(no_consumer_since=since, just_left=just_left)
 
 
 async def _states_at(

@@ -209,6 +209,8 @@ class TeamConnection:
         if expired:
             text = f"waited {self._timeout:g} s for {len(ranks)} of {len(self._others)} other ranks"
             state = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
+            if self._rank and not self.formation.started:
+                state += "; the error of rank 0 names the ranks that have not joined"
             raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._describe(ranks)}{state}")
         if now - self._last_logged >= _LOG_SECONDS:
             self._last_logged = now

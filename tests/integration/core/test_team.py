@@ -224,6 +224,8 @@ def test_missing_members_are_named(pair: Pair) -> None:
     assert "Team(): waited 0.5 s for 2 of 2 other ranks: rank 1 " in text
     assert f"rank 2 (task {tasks[2]}): no message yet, no consumer for 0 s, 0 unread at " in text
     assert text.count(f"at {pair.far.worker_id}") == 2
+    with pytest.raises(TeamTimeoutError, match="the error of rank 0 names"):
+        Team(tasks, 1, address=pair.near.address, topology=TOPOLOGY, timeout=0.5)
 
 
 def test_a_timeout_names_the_problem_of_the_own_worker() -> None:
