@@ -44,7 +44,7 @@ class Executors:
         if java.isLocal():
             raise ConfigError(
                 f"Spark runs in this process (master {context.master}), without executors: name the workers "
-                "by workers="
+                "by workers=, or leave out the membership, and pass the address of a worker to the tasks"
             )
         self._context = java
 

@@ -109,6 +109,7 @@ class TaskWorkers(ControlClients):
             self.last_address = address
             self.owners.apply(assignment, address)
             return
+        problems[0].add_note("If no worker runs there, start one, or correct the option address.")
         raise problems[0]
 
 
