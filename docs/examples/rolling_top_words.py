@@ -1,21 +1,23 @@
 """The top words of the last seconds: a topology, as in Storm's starter.
 
-`Words` emits words. `RollingCount` counts each word over the last slots of a window. Equal words
-are always sent to the same task. `Top` merges the counts of all tasks and emits the top three.
+`Words` emits 1,000 words per second for six seconds. `RollingCount` counts each word over the last
+slots of a window. Equal words are always sent to the same task. `Top` merges the counts of all tasks
+and emits the top three.
 Counts and rankings are emitted on ticks, and once more when the spout has no more words.
 
 Run it in the root of a clone: python docs/examples/rolling_top_words.py
 """
 
 import random
+import time
 from collections import Counter, deque
 
 from tuplewire_topology import BasicBolt, Spout, TopologyBuilder
 from tuplewire_topology.clusters.cluster import cluster_of
 
 COMMON = ["storm", "spark", "tuple", "bolt", "spout"]
-WORDS = 20_000
-SLOTS = 6  # a window of six ticks
+WORDS, PER_SECOND = 6_000, 1_000
+SLOTS = 3  # a window of three ticks
 TICK = "topology.tick.tuple.freq.secs", 1
 
 
@@ -25,16 +27,17 @@ class Words(Spout):
     def open(self, conf, context, collector):
         super().open(conf, context, collector)
         self.random = random.Random(7)
-        self.left = WORDS
+        self.started, self.sent = time.monotonic(), 0
 
     def next_tuple(self):
-        self.left -= 1
-        (word,) = self.random.choices(COMMON, weights=[16, 8, 4, 2, 1])
-        self.collector.emit([word])
+        due = min(WORDS, int(PER_SECOND * (time.monotonic() - self.started)))
+        for word in self.random.choices(COMMON, weights=[16, 8, 4, 2, 1], k=due - self.sent):
+            self.collector.emit([word])
+        self.sent = due
 
     @property
     def exhausted(self):
-        return self.left == 0
+        return self.sent == WORDS
 
 
 class RollingCount(BasicBolt):
@@ -59,10 +62,10 @@ class Top(BasicBolt):
         self.counts = Counter()
 
     def execute(self, message, collector):
-        if message.is_tick:
-            collector.emit([self.counts.most_common(3)])
-        else:
+        if not message.is_tick:
             self.counts[message["word"]] = message["count"]
+        elif self.counts:  # the first tick may arrive before the first counts
+            collector.emit([self.counts.most_common(3)])
 
 
 builder = TopologyBuilder()
