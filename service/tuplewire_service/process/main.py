@@ -55,7 +55,7 @@ _SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; exec
 def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     """Run a worker until it is stopped, and return the exit code.
 
-    0: drained after SIGTERM, SIGINT or a Drain call. 1: its program failed, or the drain dropped messages.
+    0: drained after SIGTERM, SIGINT or a Drain call. 1: its program failed, or the drain lost data.
     70: a defect. A second signal ends the process immediately, with 128 + its number. `exit_on_stdin_eof`
     also stops it at the end of standard input. Raises TuplewireError if the worker cannot start.
     """
@@ -152,7 +152,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         if dropped:
             admin.wait_for_scrape(_LAST_SCRAPE_SECONDS)  # the counts are lost with the process
         if program is not None and not program.close(_PROGRAM_CLOSE_SECONDS):
-            stop.request(StopRequest("executors_stuck", EXIT_FAILED))
+            stop.request(StopRequest("program_unfinished", EXIT_FAILED))
     late = stop.pop_failure()  # a failure during the shutdown
     code = request.exit_code or (late.exit_code if late else EXIT_FAILED if dropped else EXIT_OK)
     logger.info("worker.stopped", extra={"exit_code": code})

@@ -59,7 +59,7 @@ class Program(ABC):
 
     @abstractmethod
     def close(self, timeout: float) -> bool:
-        """End, after the drain; return False if it did not end within `timeout` seconds."""
+        """End, after the drain; return False if it did not end within `timeout` seconds, or lost work."""
 
 
 def load_program(handle: Host, name: str, conf: Mapping[str, object], state_file: str | None) -> Program:

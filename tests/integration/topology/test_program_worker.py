@@ -17,7 +17,7 @@ from helpers.restartable import RestartableWorker
 from helpers.runtimes import Notes
 from helpers.secured import Authority, files_of, secret_file
 from helpers.topology import TOPOLOGY, assignment_file
-from helpers.words import EXPECTED, LINES
+from helpers.words import EXPECTED, LINES, SLOW_FILE
 from helpers.worker_process import run_command
 
 from tuplewire import Client, Credentials
@@ -193,6 +193,25 @@ def test_spouts_are_switched_by_a_command(tmp_path: Path, make: Make) -> None:
         eventually(lambda: notes.count("acked") > emitted + 100, SECONDS)
         assert notes.read("activations") == ["activate", "deactivate", "activate"]
         end(one, two)
+
+
+def test_a_drain_reports_the_tuples_that_it_loses(tmp_path: Path, make: Make) -> None:
+    """At the deadline, queued tuples are lost. The log has their number, and the exit code is 1."""
+    (tmp_path / "slow").touch()
+    worker = make("a", "--program=helpers.words:slow_topology", conf={SLOW_FILE: f"{tmp_path}/slow"})
+    assignment_file(tmp_path, 1, {worker.reached: range(1, 7)})
+    with worker, ControlClient(worker.reached.address) as control:
+
+        def waiting() -> int:
+            executors = [one for each in control.status().components for one in each.executors]
+            return sum(each.queued_tuples for each in executors)
+
+        eventually(lambda: waiting() > 2000, SECONDS)
+        code, ledger = worker.end()
+        assert (code, ledger.balanced, ledger.dropped) == (1, True, {})
+        for line in events(worker, "executor.tuples_lost"):
+            assert re.search(r"WARNING .* component=count tasks=\S+ tuples=\d{3,4}$", line), line
+        assert events(worker, "executor.tuples_lost")
 
 
 # --- features of all workers in a topology's worker processes ------------------------------------------

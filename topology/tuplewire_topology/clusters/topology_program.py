@@ -29,6 +29,7 @@ from tuplewire_topology.clusters.launching import load_topology
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
+from tuplewire_topology.running.component_executors import BoltExecutor
 from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.statistics import Failure
@@ -121,15 +122,24 @@ class TopologyProgram(Program):
         return [] if group is None else metric_families(group.statistics(), group.heartbeats.last)
 
     def close(self, timeout: float) -> bool:
-        """End the executors; log, and return False, if one does not end within `timeout` seconds."""
+        """End the executors; log, and return False, if one does not end in time, or loses tuples."""
         self._stopping.set()
+        if (group := self._group) is None:
+            return True
+        group.counter.paused = True  # a tick that arrives now would count as a lost tuple
+        is_complete = True
         try:
-            if self._group is not None:
-                self._group.close(timeout)
+            group.close(timeout)
         except WaitTimeoutError as error:
             logger.warning("program.not_ended", extra={"reason": str(error)})
-            return False
-        return True
+            is_complete = False
+        for each in group.executors:
+            lost = each.queue.statistics().arrived - each.tally.executed
+            if isinstance(each, BoltExecutor) and lost:
+                extra = {"component": each.component.id, "tasks": list(each.tasks), "tuples": lost}
+                logger.warning("executor.tuples_lost", extra=extra)
+                is_complete = False
+        return is_complete
 
     # --- its thread -----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from tuplewire.errors import TuplewireError
 from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.running.component_executors import BoltExecutor
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, LatencySum
@@ -176,6 +177,7 @@ def component_statuses(
 
 def _executor_status(executor: Executor[Any], counts: Counts, task_offset: int) -> pb.ExecutorStatus:
     queue = executor.queue.statistics()
+    left = queue.arrived - counts.executed  # with the rest of the column in progress
     return pb.ExecutorStatus(
         first_task=task_offset + executor.tasks[0],
         task_count=len(executor.tasks),
@@ -185,7 +187,7 @@ def _executor_status(executor: Executor[Any], counts: Counts, task_offset: int) 
         errors=counts.errors,
         busy_seconds=counts.execute.seconds,
         sending_seconds=counts.sending_seconds,
-        queued_tuples=queue.population,
+        queued_tuples=left if isinstance(executor, BoltExecutor) else queue.population,
         queue_capacity=queue.capacity,
         pending_tuples=executor.pending_tuples,
     )

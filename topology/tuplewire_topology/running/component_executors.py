@@ -292,6 +292,7 @@ class BoltExecutor(Executor[BoltTask]):
         for message in tuples:
             if self._stopping:  # without _on_processed(), so the column's sender gets no acknowledgement
                 self.tally.column = None
+                self.tally.executed_by[message.source.stream_id] += tuples.index(message)
                 return
             pulse.step_count += 1
             if message.roots:
