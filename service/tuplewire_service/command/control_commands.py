@@ -209,23 +209,26 @@ def _set_active(arguments: argparse.Namespace, *, active: bool) -> int:
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.status_report import unconsumed_task_lines
+    from tuplewire.wire.control_pb2 import WORKER_STATE_DRAINING
+    from tuplewire_service.command.status_report import undelivered_lines
 
-    dropped = 0
     with make_control_client(arguments) as client:
         status = client.status()
+        if status.state == WORKER_STATE_DRAINING:
+            arguments.deadline = None  # the first deadline stays
         limit = arguments.deadline or status.drain_seconds
         end = f"undelivered messages are dropped after {limit:g} s, unless a membership moves the task"
-        lines = [f"{line}; {end}" for line in unconsumed_task_lines(status)]
+        lines = (f"{line}; {end}" for line in undelivered_lines(client))
         if arguments.wait:
-            with wait_notice(f"{client.address} to drain", limit, *lines):
+            with wait_notice(f"{client.address} to drain", limit, lines):
                 dropped = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
-            lines = [f"{client.address} has drained, and dropped {counted(dropped, 'message')}"]
-        else:
-            state = "is draining" if client.drain(arguments.deadline) else "was draining already"
-            lines.append(f"{client.address} {state}")
-    write_lines(sys.stdout, *lines)
-    return EXIT_FAILED if dropped else EXIT_OK
+            count = counted(dropped, "message")
+            write_lines(sys.stdout, f"{client.address} has drained, and dropped {count}")
+            return EXIT_FAILED if dropped else EXIT_OK
+        without_consumer = list(lines)  # before the drain
+        state = "is draining" if client.drain(arguments.deadline) else "was draining already"
+        write_lines(sys.stdout, *without_consumer, f"{client.address} {state}")
+    return EXIT_OK
 
 
 def _offsets(arguments: argparse.Namespace) -> int:

@@ -130,11 +130,11 @@ def client_of(
 
 
 @contextmanager
-def wait_notice(reason: str, timeout: float, *more: str) -> Iterator[threading.Timer]:
-    """Print the reason for a wait after one second, unless the block finishes or cancels the timer first."""
+def wait_notice(reason: str, timeout: float, more: Iterable[str] = ()) -> Iterator[threading.Timer]:
+    """Print a wait's reason and (lazy) `more` after a second, unless the block ends or cancels the timer."""
     limit = "Ctrl-C to stop" if timeout == math.inf else f"at most {timeout:g} s"
-    lines = sys.stderr, f"waiting for {reason} ({limit})", *more
-    timer = threading.Timer(_NOTICE_SECONDS, write_lines, lines)
+    text = f"waiting for {reason} ({limit})"
+    timer = threading.Timer(_NOTICE_SECONDS, lambda: write_lines(sys.stderr, text, *more))
     timer.daemon = True
     timer.start()
     try:

@@ -14,6 +14,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +22,7 @@ from typing import Any, TextIO
 from google.protobuf.message import Message
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import ConfigError
+from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.formatting import counted, escape_unprintable, fold
 from tuplewire.wire import control_pb2 as pb
@@ -111,16 +112,26 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
         yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; dead-letter task: {letters}"
 
 
-def unconsumed_task_lines(status: pb.GetStatusResponse) -> Iterator[str]:
-    """Yield a line for each task with messages and without a consumer, most messages first."""
-    waiting = [each for each in status.tasks if each.queued_messages and not each.subscribed]
-    waiting.sort(key=attrgetter("queued_messages"), reverse=True)
-    for each in waiting[:MAX_LINES]:
-        oldest = f", the oldest for {format_time(each.oldest_seconds)}" if each.oldest_seconds else ""
-        yield f"{counted(each.queued_messages, 'message')} to task {each.task} without a consumer{oldest}"
-    if others := sum(each.queued_messages for each in waiting[MAX_LINES:]):
-        tasks = counted(len(waiting) - MAX_LINES, "more task")
-        yield f"{counted(others, 'message')} to {tasks} without a consumer"
+def undelivered_lines(client: ControlClient) -> Iterator[str]:
+    """Yield lines about tasks without a consumer; of a draining worker, about all that it waits for."""
+    with suppress(TuplewireError):  # the worker has stopped
+        status = client.status()
+        drains = status.state == pb.WORKER_STATE_DRAINING
+        waiting = [each for each in status.tasks if each.queued_messages and (drains or not each.subscribed)]
+        waiting.sort(key=attrgetter("queued_messages"), reverse=True)
+        for each in waiting[:MAX_LINES]:
+            oldest = f", the oldest for {format_time(each.oldest_seconds)}" if each.oldest_seconds else ""
+            whose = "whose consumer has not acknowledged them" if each.subscribed else "without a consumer"
+            yield f"{counted(each.queued_messages, 'message')} to task {each.task} {whose}{oldest}"
+        if others := sum(each.queued_messages for each in waiting[MAX_LINES:]):
+            yield f"{counted(others, 'message')} to {counted(len(waiting) - MAX_LINES, 'more task')}"
+        for peer in status.peers if drains else ():
+            if held := peer.ledger.pending:
+                state = "has not acknowledged them" if peer.connected else "is not connected"
+                yield f"{counted(held, 'message')} to worker {peer.worker_id}, which {state}"
+        for component in status.components if drains else ():
+            if tuples := sum(each.queued_tuples for each in component.executors):
+                yield f"{counted(tuples, 'tuple')} in executors of {component.component}"
 
 
 def _format_shares(state_seconds: Mapping[str, float]) -> str:

@@ -61,6 +61,7 @@ class WorkerRuntime:
 
     def __init__(self, config: WorkerConfig, stop: Stop, debugging: DebugBundles) -> None:
         self._config = config
+        self._get_drain_seconds = lambda: config.drain_seconds
         self._stop = stop
         self.loop = messaging_thread()
         self.loop.loop.set_exception_handler(self._on_defect)
@@ -137,7 +138,7 @@ class WorkerRuntime:
         status = self.worker.status(tasks)
         del status.blocking[_MAX_BLOCKING_TASKS:]  # only the metrics need all of them
         status.resident_bytes = resident_bytes()
-        status.drain_seconds = self._config.drain_seconds
+        status.drain_seconds = self._get_drain_seconds()
         status.spouts_inactive = (assignment := self.worker.assignment) is not None and not assignment.active
         if self.program is not None:
             self.program.add_to(status)
@@ -182,6 +183,7 @@ class WorkerRuntime:
 
     async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
         deadline = time.monotonic() + deadline_seconds
+        self._get_drain_seconds = lambda: round(max(0.0, deadline - time.monotonic()), 1)
         self._control.end_taps()
         await self._health.end(min(_HEALTH_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
