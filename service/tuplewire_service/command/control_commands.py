@@ -221,10 +221,9 @@ def _drain(arguments: argparse.Namespace) -> int:
         lines = (f"{line}; {end}" for line in undelivered_lines(client))
         if arguments.wait:
             with wait_notice(f"{client.address} to drain", limit, lines):
-                dropped = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
-            count = counted(dropped, "message")
-            write_lines(sys.stdout, f"{client.address} has drained, and dropped {count}")
-            return EXIT_FAILED if dropped else EXIT_OK
+                lost = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
+            write_lines(sys.stdout, f"{client.address} has drained, and dropped {counted(lost, 'message')}")
+            return EXIT_FAILED if lost else EXIT_OK
         without_consumer = list(lines)  # before the drain
         state = "is draining" if client.drain(arguments.deadline) else "was draining already"
         write_lines(sys.stdout, *without_consumer, f"{client.address} {state}")

@@ -210,7 +210,7 @@ def test_a_drain_reports_the_tuples_that_it_loses(tmp_path: Path, make: Make) ->
         code, ledger = worker.end()
         assert (code, ledger.balanced, ledger.dropped) == (1, True, {})
         for line in events(worker, "executor.tuples_lost"):
-            assert re.search(r"WARNING .* component=count tasks=\S+ tuples=\d{3,4}$", line), line
+            assert re.search(r"WARNING .* component=count tuples=\d{3,4}$", line), line
         assert events(worker, "executor.tuples_lost")
 
 

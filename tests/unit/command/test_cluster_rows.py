@@ -113,6 +113,7 @@ def test_a_silent_worker_explains_all_its_tasks() -> None:
     rows = cluster_rows([look(worker("a", blocking=tuple(blocking))), silent])
     assert rows.problems == ["b has not answered for 12 s, and blocks senders at a: refused"]
     assert (rows.workers[1].task_count, rows.workers[1].silent_seconds) == (250, 12.4)
+    assert (rows.workers[1].pending, rows.workers[1].cells().count("-")) == (None, 11)
 
 
 def test_full_queues_are_reported() -> None:

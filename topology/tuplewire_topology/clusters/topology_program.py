@@ -136,8 +136,7 @@ class TopologyProgram(Program):
         for each in group.executors:
             lost = each.queue.statistics().arrived - each.tally.executed
             if isinstance(each, BoltExecutor) and lost:
-                extra = {"component": each.component.id, "tasks": list(each.tasks), "tuples": lost}
-                logger.warning("executor.tuples_lost", extra=extra)
+                logger.warning("executor.tuples_lost", extra={"component": each.component.id, "tuples": lost})
                 is_complete = False
         return is_complete
 

@@ -54,7 +54,7 @@ class WorkerRow(Row):
     """A worker. `busy`, `idle` and `backpressured` are shares of its time, 0 to 1; `states` has all shares.
 
     `backpressure_cause` is the main cause of `backpressured`. The times named `p99` are 99th
-    percentiles; None: there were no messages.
+    percentiles; None: there were no messages. Of a worker that does not answer, unknown values are None.
     """
 
     ORDER = ("worker", "address")
@@ -62,23 +62,23 @@ class WorkerRow(Row):
     state: Annotated[str, Column("state")]
     accepted_rate: Annotated[float | None, Column("in/s", format_number)] = None
     acknowledged_rate: Annotated[float | None, Column("out/s", format_number)] = None
-    pending: Annotated[int, Column("pending", format_number)] = 0
-    busy: Annotated[float, Column("busy", format_share)] = 0.0
-    idle: float = 0.0
-    backpressured: Annotated[float, Column("blocked", format_share)] = 0.0
+    pending: Annotated[int | None, Column("pending", format_number)] = None
+    busy: Annotated[float | None, Column("busy", format_share)] = None
+    idle: float | None = None
+    backpressured: Annotated[float | None, Column("blocked", format_share)] = None
     backpressure_cause: Annotated[str, Column("by")] = ""
-    connected_senders: Annotated[int, Column("senders", format_number)] = 0
-    disconnected_senders: Annotated[int, Column("gone", format_number)] = 0
-    consumers: Annotated[int, Column("consumers", format_number)] = 0
+    connected_senders: Annotated[int | None, Column("senders", format_number)] = None
+    disconnected_senders: Annotated[int | None, Column("gone", format_number)] = None
+    consumers: Annotated[int | None, Column("consumers", format_number)] = None
     smallest_window_messages: Annotated[int | None, Column("window", format_number)] = None
-    memory_bytes: Annotated[int, Column("memory", format_bytes)] = 0
+    memory_bytes: Annotated[int | None, Column("memory", format_bytes)] = None
     version: Annotated[str, Column("version")] = ""
-    assignment_version: Annotated[int, Column("assignment")] = 0
+    assignment_version: Annotated[int | None, Column("assignment")] = None
     address: Annotated[str, Column("address")]
     problem: Annotated[str, Column("problem")]
     silent_seconds: float = 0.0
     task_count: int = 0
-    dropped: int = 0
+    dropped: int | None = None
     end_to_end_p99_seconds: float | None = None
     queue_wait_p99_seconds: float | None = None
     states: Mapping[str, float] = field(default_factory=dict)

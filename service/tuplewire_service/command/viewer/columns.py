@@ -18,10 +18,8 @@ NOT_KNOWN = "-"
 _DEFAULT_ID = re.compile(r"(@.+:\d+)-[0-9a-f]{8}")
 
 
-def format_number(value: float | None) -> str:
-    """Return a count or a rate with separators, small ones with one decimal; `-` for None."""
-    if value is None:
-        return NOT_KNOWN
+def format_number(value: float) -> str:
+    """Return a count or a rate with separators, small ones with one decimal."""
     return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
 
 
@@ -30,10 +28,8 @@ def format_share(value: float) -> str:
     return f"{value:.0%}" if value > 0 else ""
 
 
-def format_bytes(value: float | None) -> str:
-    """Return a number of bytes in B, KiB, MiB or GiB; `-` for None."""
-    if value is None:
-        return NOT_KNOWN
+def format_bytes(value: float) -> str:
+    """Return a number of bytes in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
             return f"{value:,.0f} {unit}"
@@ -89,8 +85,9 @@ class Row:
         return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
     def cells(self) -> list[str]:
-        """Return the text of each column."""
-        return [column.format_cell(getattr(self, name)) for name, column in self.columns().items()]
+        """Return the text of each column; `-` for None."""
+        values = [(column, getattr(self, name)) for name, column in self.columns().items()]
+        return [NOT_KNOWN if value is None else column.format_cell(value) for column, value in values]
 
 
 _Row = TypeVar("_Row", bound=Row)

@@ -78,25 +78,25 @@ class LivePage(AbstractContextManager["LivePage"]):
 def _page_data(samples: Sequence[WorkerSample]) -> dict[str, Any]:
     """Return the data of the page: the most important rows of each kind."""
     rows = cluster_rows(samples)
-    answered = [each.status for each in samples if each.status is not None]
+    alive = [each.status for each in samples if each.status is not None]
     dropped = Counter[str]()
-    for each in answered:
+    for each in alive:
         dropped.update(each.ledger.dropped)
     return {
         "topology": next((known.topology for each in samples if (known := each.status or each.previous)), ""),
         "worker": samples[0].worker,
         "ledger": {
-            "accepted": sum(each.ledger.accepted for each in answered),
-            "acknowledged": sum(each.ledger.acknowledged for each in answered),
+            "accepted": sum(each.ledger.accepted for each in alive),
+            "acknowledged": sum(each.ledger.acknowledged for each in alive),
             "dropped": dropped,
-            "pending": sum(each.ledger.pending for each in answered),
+            "pending": sum(each.ledger.pending for each in alive),
         },
         "counts": {
             "tasks": sum(each.task_count for each in rows.workers),
             "peers": len(rows.peers),
             "executors": len(rows.executors),
-            "senders": sum(each.connected_senders + each.disconnected_senders for each in rows.workers),
-            "consumers": sum(each.consumers for each in rows.workers),
+            "senders": sum(each.connected_session_count + each.disconnected_session_count for each in alive),
+            "consumers": sum(each.subscribed_consumer_count for each in alive),
             "workers": len(rows.workers),
             "losses": len(rows.losses),
         },
