@@ -18,7 +18,6 @@ from typing import Any, NoReturn, TypeVar
 
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import (
-    DrainingError,
     MalformedError,
     PermissionDeniedError,
     ProtocolVersionError,
@@ -199,7 +198,7 @@ def log_refusal(peer: str, error: TuplewireError) -> None:
     host, code = peer.rpartition(":")[0], code_of(error)  # the port differs for each connection
     if streams := _log_limiter.count_event((host, code)):
         extra = {"client": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
-        expected = isinstance(error, DrainingError)  # its peers connect again
+        expected = code in {"DRAINING", "TASK_NOT_LOCAL"}  # its peers connect again, or to the task's owner
         logger.log(logging.INFO if expected else logging.WARNING, "stream.refused", extra=extra)
 
 

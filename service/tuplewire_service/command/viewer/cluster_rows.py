@@ -338,7 +338,7 @@ def _losses(now: pb.GetStatusResponse, interval: Interval) -> Iterator[LossRow]:
         ("streams refused", now.refused_streams, before.refused_streams),
     ):
         for reason, count in counts.items():
-            if count:
+            if count and (what, reason) != ("streams refused", "TASK_NOT_LOCAL"):  # a normal redirection
                 yield LossRow(now.worker_id, what, reason, interval.rate(count, then.get(reason, 0)), count)
 
 
