@@ -22,7 +22,7 @@ from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
 from tuplewire.session.backoff import Backoff
 from tuplewire.settings.config import SessionSettings
-from tuplewire.text.events import LogRateLimiter, event_logger
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 
@@ -84,7 +84,6 @@ class ReconnectingSession(ABC):
         self._last_problem = "no answer yet"
         self._run_task: asyncio.Task[None] | None = None
         self._warning_timer: asyncio.TimerHandle | None = None
-        self._log_rate = LogRateLimiter()
 
     @property
     def connection_state(self) -> str:
@@ -139,9 +138,8 @@ class ReconnectingSession(ABC):
             self._warning_timer = self._loop.call_later(_WARN_AFTER_SECONDS, self._log_unreachable)
 
     def _log_unreachable(self) -> None:
-        if self._log_rate.count_event("unreachable"):
-            reason = f"{self._last_problem}; trying again"
-            logger.warning("worker.unreachable", extra={"address": self.address, "reason": reason})
+        reason = f"{self._last_problem}; trying again"
+        logger.warning("worker.unreachable", extra={"address": self.address, "reason": reason})
 
     def _cancel_warning(self) -> None:
         """Cancel the warning: there is a connection, or none is needed."""
