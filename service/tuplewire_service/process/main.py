@@ -110,10 +110,6 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             runtime.program = program
         runtime.bind()
         servers = runtime.worker.servers
-        if config.tasks:  # the worker assigns them to itself
-            address, peer_address = _advertised_addresses(config, servers)
-            this_worker = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
-            runtime.assign(Assignment(1, config.topology, (this_worker,)))
         registry.register(WorkerCollector(runtime.status, config, memory_limit()))
         registry.register(runtime.security)
         registry.register(log)
@@ -126,6 +122,10 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         probes = runtime.live_problem, runtime.ready_problem
         admin = AdminServer(config.listen_admin, registry, *probes, exemplars=config.tracing)
         cleanup.callback(admin.close)
+        if config.tasks:  # the worker assigns them to itself; not earlier: it is then ready
+            address, peer_address = _advertised_addresses(config, servers)
+            this_worker = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
+            runtime.assign(Assignment(1, config.topology, (this_worker,)))
         _log_start(config, servers, admin)
         if not (config.tasks or config.assignment_file) and (reason := runtime.ready_problem()):
             logger.info("worker.not_ready", extra={"reason": reason})
