@@ -121,6 +121,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.changed.set()
         counts = {"local_tasks": len(self.table.local_tasks), "peers": len(self.table.other_owners)}
         logger.info("assignment.changed", extra={"version": assignment.version, **counts})
+        if (letter := self._settings.dead_letter_task) is not None and letter not in self.table.owner_by_task:
+            logger.warning("dead_letter_task.not_assigned", extra={"task": letter})
         return True
 
     def _begin_moves(self, old_owners: Iterable[AssignedWorker], removed: Iterable[int]) -> None:
