@@ -126,8 +126,7 @@ class TopologyProgram(Program):
         self._stopping.set()
         if (group := self._group) is None:
             return True
-        group.counter.paused = True  # a tick that arrives now would count as a lost tuple
-        is_complete = True
+        is_complete, group.counter.paused = True, True  # a tick that arrives now would count as a lost tuple
         try:
             group.close(timeout)
         except WaitTimeoutError as error:
@@ -193,7 +192,7 @@ class TopologyProgram(Program):
             self._group.update_tasks(assigned)
         self._group.set_active(active=assignment.active)
         self._version = assignment.version
-        extra = {"version": assignment.version, "tasks": sorted(assigned)}
+        extra = {"version": assignment.version, "tasks": sorted(assigned), "active": assignment.active}
         logger.info("program.assignment_applied", extra=extra)
 
     def _send_dead_letter(self, letter: DeadLetter) -> bool:
