@@ -82,6 +82,8 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     yield f"state       {state_name(status.state, inactive=status.spouts_inactive)}, {assignment}{moving}"
     if status.not_ready_reason:
         yield f"not ready   {status.not_ready_reason}"
+    if missing := [each.worker_id for each in status.peers if not each.connected]:
+        yield f"peers       {', '.join(missing[:MAX_LINES])} not connected"
     yield f"addresses   {' '.join(status.addresses)}"
     if status.peer_addresses:
         yield f"for peers   {' '.join(status.peer_addresses)}"
@@ -127,8 +129,8 @@ def undelivered_lines(client: ControlClient) -> Iterator[str]:
             yield f"{counted(others, 'message')} to {counted(len(waiting) - MAX_LINES, 'more task')}"
         for peer in status.peers if drains else ():
             if held := peer.ledger.pending:
-                state = "has not acknowledged them" if peer.connected else "is not connected"
-                yield f"{counted(held, 'message')} to worker {peer.worker_id}, which {state}"
+                missing = "acknowledged" if peer.connected else "connected"
+                yield f"{counted(held, 'message')} to worker {peer.worker_id}, not {missing}"
         for component in status.components if drains else ():
             if tuples := sum(each.queued_tuples for each in component.executors):
                 yield f"{counted(tuples, 'tuple')} in executors of {component.component}"

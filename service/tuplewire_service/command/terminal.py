@@ -8,6 +8,7 @@ Design: docs/design/status.md.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -105,7 +106,7 @@ def write_lines(stream: TextIO, *lines: str, style: str = "", indent: int = 2) -
     """Write lines, and escape them. A terminal wraps long lines, with an indent."""
     text, console = "".join(f"{escape_unprintable(line)}\n" for line in lines), console_of(stream)
     if console is None:
-        stream.write(text)
+        stream.write(fold(text, shutil.get_terminal_size().columns, indent) if stream.isatty() else text)
     else:
         console.print(fold(text, console.width, indent), style=style, end="", soft_wrap=True)
 

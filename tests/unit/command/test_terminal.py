@@ -48,7 +48,9 @@ def test_text_of_others_is_escaped() -> None:
     write_words(out, result, verbose=False)
     assert "\\x1b]0;owned\\x07" in out.getvalue()
     status = control_pb2.GetStatusResponse(worker_id=EVIL, topology=EVIL, addresses=[EVIL])
+    status.peers.add(worker_id=EVIL)
     shown = [*out.getvalue().splitlines(), *status_as_text(status).split("\n")]
+    assert "peers       \\x1b]0;owned\\x07 not connected" in shown
     assert all(line.isprintable() for line in shown)
 
 
@@ -125,6 +127,7 @@ def test_the_tables_of_a_cluster_fit_a_terminal(
         ],
         problems=[f"task 42 at {name} blocks senders"],
     )
+    write_lines(terminal, "word " * 30)
     write_tables(terminal, rows, 40)
     written = re.sub(CONTROL, "", terminal.getvalue())
     assert all(len(line.rstrip()) <= WIDTH for line in written.splitlines()), written
