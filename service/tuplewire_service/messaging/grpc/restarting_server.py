@@ -84,7 +84,7 @@ class RestartingServer:
                 port = server.add_secure_port(address, self.credentials)
         except RuntimeError as error:
             raise BindError(
-                f"cannot listen on {address}: in use, or not local; change --listen and --listen-admin"
+                f"cannot listen on {address}: in use, or not of this host; change --listen and --listen-admin"
             ) from error
         return f"{address.rpartition(':')[0]}:{port}"
 
