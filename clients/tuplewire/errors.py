@@ -110,7 +110,7 @@ class MessageTooLargeError(MessageError):
     def __init__(self, task: int, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
             f"a message of {size_bytes} bytes to task {task} exceeds the limit of {limit_bytes} bytes; "
-            "split it, or raise max_message_bytes on both sides"
+            "split it, or raise max_message_bytes at the worker (in programs, also of the client)"
         )
         self.task = task
         self.size_bytes = size_bytes

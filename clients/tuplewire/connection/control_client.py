@@ -20,7 +20,7 @@ import grpc
 from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.grpc_channel import BASE_OPTIONS, channel_options, error_from_status, raw_channel
 from tuplewire.connection.loop import run_uninterrupted
-from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
+from tuplewire.errors import ClosedError, DrainingError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.session.consume import Delivery
 from tuplewire.settings.addresses import resolve_address
@@ -273,7 +273,7 @@ class ControlClient:
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
 
-        Raises UnreachableError if it is not ready after `timeout` seconds, or if it stops.
+        Raises UnreachableError if it is not ready after `timeout` seconds, and DrainingError if it stops.
         """
         deadline = time.monotonic() + timeout
         request, ready = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.SERVING
@@ -297,7 +297,7 @@ class ControlClient:
                     text = f"the worker at {self.address}: not ready after {timeout:g} s: {reason}"
                     raise UnreachableError(text) from error
                 time.sleep(_POLL_SECONDS)
-        raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
+        raise DrainingError(f"the worker at {self.address} is stopping; it will not become ready")
 
     def _call(self, method: str, request: Any, timeout: float | None = None, service: str = "control") -> Any:
         timeout = timeout or self.timeout

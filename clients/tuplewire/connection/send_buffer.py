@@ -300,7 +300,7 @@ class SendBuffer:
                 raise RefusedMessagesError(refused)
             if not self._all_settled:
                 text = f"{self._pending_text} not acknowledged after {timeout} s{self._problem()}"
-                raise FlushTimeoutError(f"{text}; they stay pending")
+                raise FlushTimeoutError(text)
 
     @property
     def pending_messages(self) -> int:

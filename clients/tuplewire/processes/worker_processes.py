@@ -20,7 +20,7 @@ from typing import Any, Self, Unpack
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
-from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
+from tuplewire.errors import ClosedError, DrainingError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.processes.child import Child, Command, LaunchError, make_private_directory
 from tuplewire.settings.config import SessionKeywords, expand_settings
@@ -174,7 +174,7 @@ class WorkerProcesses:
                 *clients.call_all(children, lambda each: each.wait_ready(timeout)).items(),
             ]
         for address, answer in answers:
-            if isinstance(answer, UnreachableError):
+            if isinstance(answer, UnreachableError | DrainingError):
                 raise UnreachableError(f"{answer}\n{children[address].log_tail()}") from answer
             if isinstance(answer, TuplewireError):
                 raise answer

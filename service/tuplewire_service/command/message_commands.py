@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tuplewire.errors import ConfigError, FlushTimeoutError, MessageError, UnknownTaskError
+from tuplewire.errors import ConfigError, DrainingError, FlushTimeoutError, MessageError, UnknownTaskError
 from tuplewire.settings.config import MIB
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from tuplewire.values.dead_letters import DecodedDeadLetter
 
 _NOTICE_SECONDS = 1.0
+_INTERRUPTED_SECONDS = 2.0  # the longest wait for acknowledgements after Ctrl-C
 _MAX_SHOWN_BYTES = 2000
 _HEADER = ("id", "time (UTC)", "task", "source", "count", "bytes", "reason")
 
@@ -110,23 +111,29 @@ def client_of(
     """Connect a client to a worker. Raise UnreachableError if it is not ready within the timeout."""
     wait_reason = f"the worker at {arguments.address}"
     with make_control_client(arguments) as control, wait_notice(wait_reason, arguments.timeout):
-        control.wait_ready(arguments.timeout)
+        # A draining worker accepts no messages from a client, but it delivers the ones that it has.
+        with nullcontext() if arguments.handler is _send else suppress(DrainingError):
+            control.wait_ready(arguments.timeout)
+        control.get_assignment()
     from tuplewire.client import Client
 
     for name in ("receiver_reports", "sending_end"):  # flush() raises the refusals
         logging.getLogger(f"tuplewire.connection.{name}").addFilter(lambda each: ".refused" not in each.msg)
     credentials = read_credentials(arguments)
+    settings["max_message_bytes"] = min(control.max_message_bytes, 64 * MIB)  # fits in the client's buffer
     client = Client(
         arguments.address, topology=arguments.topology, source=source, credentials=credentials, **settings
     )
+    seconds = arguments.timeout
     try:
         yield client
-    except FlushTimeoutError:
-        client.close(0)  # the flush has already waited
+    except (FlushTimeoutError, KeyboardInterrupt) as error:
+        # The flush has already waited.
+        seconds = 0 if isinstance(error, FlushTimeoutError) else min(seconds, _INTERRUPTED_SECONDS)
         raise
     finally:
         with suppress(FlushTimeoutError):
-            client.close(arguments.timeout)
+            client.close(seconds)
 
 
 @contextmanager
@@ -167,7 +174,9 @@ def _send(arguments: argparse.Namespace) -> int:
     finally:
         if client is not None:
             ledger = client.ledger()
-            print(f"{ledger.acknowledged} of {ledger.accepted} messages acknowledged", file=sys.stderr)
+            rest = ledger.accepted - ledger.acknowledged
+            again = f"; {rest} must be sent again: the last of each task" if rest else ""
+            print(f"{ledger.acknowledged} of {ledger.accepted} messages acknowledged{again}", file=sys.stderr)
     return EXIT_OK
 
 
@@ -189,7 +198,7 @@ def _recv(arguments: argparse.Namespace) -> int:
         idle = math.inf if arguments.idle is None else arguments.idle
         waited = f"messages to task {format_tasks(arguments.tasks)} at {arguments.address}"
         with (
-            client_of(arguments) as client,
+            client_of(arguments, connect_timeout_seconds=arguments.timeout) as client,
             client.recv(arguments.tasks) as subscription,
             wait_notice(waited, idle) as notice,
         ):

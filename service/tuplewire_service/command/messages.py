@@ -127,7 +127,7 @@ def make_message_writer(
     """
     if form is MessageFormat.PREFIXED:
         if terminal_encoding:
-            raise ConfigError("--format prefixed is for files and pipes: a terminal would obey what it holds")
+            raise ConfigError("--format prefixed is for files and pipes: a terminal would interpret it")
         return lambda message: file.write(_LENGTH.pack(len(message.payload)) + message.payload)
     if form is MessageFormat.JSON:
         return lambda message: file.write(json.dumps(json_fields(message)).encode() + b"\n")

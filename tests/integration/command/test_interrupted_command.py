@@ -224,6 +224,16 @@ def test_while_it_reads_what_to_send(worker: Running) -> None:
         assert said == "1 of 1 messages acknowledged\ntuplewire send: interrupted\n"
 
 
+def test_while_it_waits_for_acknowledgements(tmp_path: Path) -> None:
+    """An interrupted `send` waits two seconds, and prints how many messages must be sent again."""
+    flags = ["--tasks=1", "--receive-queue-messages=5", "--drain-seconds=0.1"]
+    with running(tmp_path, *flags) as full, ControlClient(full.address) as control:
+        words = ["send", "1", *"abcdefgh", "--timeout=600", f"--address={full.address}"]
+        code, errors = interrupted(words, lambda _: eventually(lambda: control.status().ledger.accepted, 60))
+    assert code == 130
+    assert re.search(r"\d of 8 messages acknowledged; \d must be sent again", errors)
+
+
 @new_interpreter
 @pytest.mark.parametrize("delay", [0.1, 0.4, None])
 def test_while_a_worker_starts(delay: float | None, tmp_path_factory: pytest.TempPathFactory) -> None:
