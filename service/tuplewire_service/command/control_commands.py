@@ -238,13 +238,18 @@ def _offsets(arguments: argparse.Namespace) -> int:
     with make_control_client(arguments) as control:
         assignment, own = fetch_assignment(control, arguments.tasks or ()), control.status().worker_id
     rows = []
+    errors = []
     for worker in assignment.workers:
         if tasks := [each for each in worker.tasks if arguments.tasks is None or each in arguments.tasks]:
             # In a pod with `secure: true`, only the socket of its own worker needs no certificate.
             address = control.address if worker.worker_id == own else worker.address
-            rows += _offset_rows(worker.worker_id, address, tasks, assignment.topology, to, arguments)
+            try:
+                rows += _offset_rows(worker.worker_id, address, tasks, assignment.topology, to, arguments)
+            except TuplewireError as error:
+                errors.append(f"tuplewire offsets: {error}")
     write_table(sys.stdout, _OFFSETS, [list(map(str, row)) for row in sorted(rows)])
-    return EXIT_OK
+    write_lines(sys.stderr, *errors)
+    return EXIT_FAILED if errors else EXIT_OK
 
 
 def _offset_rows(
@@ -259,8 +264,11 @@ def _offset_rows(
     with make_control_client(arguments, address) as client:
         found = client.poll(request)
         if to is not None:
-            ends = {each.task: each.last_sequence if to == _LATEST else int(to) for each in found.tasks}
+            limit = sys.maxsize if to == _LATEST else int(to)
+            ends = {each.task: min(each.last_sequence, limit) for each in found.tasks}
             client.acknowledge(topology, worker, found.worker_incarnation, ends)
+            count = sum(max(0, ends[each.task] - each.acknowledged_sequence) for each in found.tasks)
+            write_lines(sys.stderr, f"{worker} discarded {counted(count, 'message')}")
             found = client.poll(request)  # to show the new state
     rows = []
     for each in found.tasks:

@@ -111,8 +111,7 @@ def client_of(
     """Connect a client to a worker. Raise UnreachableError if it is not ready within the timeout."""
     wait_reason = f"the worker at {arguments.address}"
     with make_control_client(arguments) as control, wait_notice(wait_reason, arguments.timeout):
-        # A draining worker accepts no messages from a client, but it delivers the ones that it has.
-        with nullcontext() if arguments.handler is _send else suppress(DrainingError):
+        with nullcontext() if arguments.handler is _send else suppress(DrainingError):  # it delivers
             control.wait_ready(arguments.timeout)
         control.get_assignment()
     from tuplewire.client import Client
@@ -127,8 +126,7 @@ def client_of(
     seconds = arguments.timeout
     try:
         yield client
-    except (FlushTimeoutError, KeyboardInterrupt) as error:
-        # The flush has already waited.
+    except (FlushTimeoutError, KeyboardInterrupt) as error:  # the flush has already waited
         seconds = 0 if isinstance(error, FlushTimeoutError) else min(seconds, _INTERRUPTED_SECONDS)
         raise
     finally:

@@ -216,7 +216,9 @@ def test_offsets_are_shown_and_moved() -> None:
             assert found[near] == [workers.near.worker_id, "0", "10", "10", "10", "-"]
             assert found[far] == [workers.far.worker_id, "0", "3", "3", "9", "-"]
             assert found.keys() < rows(offsets(workers.near.address)).keys()
-            found = rows(offsets(workers.far.address, tasks, "--acknowledge-to=4"))
+            moved = offsets(workers.far.address, tasks, "--acknowledge-to=4")
+            assert all(f" discarded {count} messages\n" in moved.stderr for count in (3, 4))
+            found = rows(moved)
             assert [each[1:4] for each in (found[near], found[far])] == [["4", "10", "6"], ["3", "3", "0"]]
             with client.recv([near], timeout=20) as batches:
                 assert [int(message.message) for message in next(batches)] == [4, 5, 6, 7, 8, 9]
@@ -234,9 +236,13 @@ def test_offsets_use_the_given_address_for_its_own_worker() -> None:
     with WorkerProcesses(1, "default", drain_seconds=0.1) as workers:
         near = workers.endpoints[0]
         elsewhere = AssignedWorker(worker_id=near.worker_id, address="worker.invalid:6700", tasks=[1])
+        gone = AssignedWorker(worker_id="gone", address="127.0.0.1:1", tasks=[2])
         with ControlClient(near.address) as control:
-            control.update_assignment(Assignment(version=1, topology="default", workers=[elsewhere]))
-        assert rows(offsets(near.address)) == {1: [near.worker_id, "0", "0", "0", "0", "-"]}
+            control.update_assignment(Assignment(version=1, topology="default", workers=[gone, elsewhere]))
+        assert rows(offsets(near.address, "--tasks=1")) == {1: [near.worker_id, "0", "0", "0", "0", "-"]}
+        partial_table = offsets(near.address)  # the other worker does not answer
+        assert (partial_table.returncode, partial_table.stdout.count(near.worker_id)) == (1, 1)
+        assert partial_table.stderr.startswith("tuplewire offsets: 127.0.0.1:1: no connection")
 
 
 def test_wrong_arguments() -> None:
