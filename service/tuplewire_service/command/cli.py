@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(arguments)
     except TuplewireError as error:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
-        advice = "; start a worker there, or correct --address or TUPLEWIRE_ADDRESS"
+        advice = "; start a worker there, or correct its address (--address, TUPLEWIRE_ADDRESS, assignment)"
         unreachable = "no connection: " in str(error) and str(error)[-1] != "?" and "run" not in arguments[:1]
         return _print_error(arguments, f"{error}{advice if unreachable else ''}", code)
     except ModuleNotFoundError as error:
@@ -132,7 +132,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         'Print a script for shell completion.\nIn ~/.bashrc: eval "$(tuplewire completion bash)"\n'
         'In ~/.zshrc: eval "$(tuplewire completion zsh)"\nIn fish: tuplewire completion fish | source'
     )
-    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="shell to complete in")
+    parser.add_argument("shell", metavar="SHELL", choices=["bash", "zsh", "fish"], help="bash, zsh or fish")
     listed = {each.dest: each for each in commands._choices_actions}
     for title, names in _COMMANDS.items():
         top.add_argument_group(title)._group_actions.extend(listed[name] for name in names)

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
-from tuplewire.settings.settings import Kind, in_range
+from tuplewire.settings.settings import Kind, in_range, integer
 from tuplewire.text.formatting import fold
 from tuplewire_service.command.messages import PayloadFormat
 from tuplewire_service.command.parsers import (
-    COUNT_ARG,
     POSITIVE_COUNT_ARG,
     POSITIVE_SECONDS_ARG,
     TASKS_ARG,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from tuplewire_service.command.viewer.cluster_rows import ClusterRows
 
 _TABLES_PER_SCREEN = 6  # a table gets a sixth of the terminal's lines, and at least three
+_UP_TO_A_DAY = Kind("SECONDS", "more than 0, at most 86400", float, in_range(math.ulp(0.0), 86400.0), float)
 _SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, in_range(math.ulp(0.0), 1.0), float)
 
 
@@ -69,13 +69,13 @@ def add_inspection_commands(commands: Any) -> None:
     parser.add_argument("--tasks", **TASKS_ARG, default=(), help="tasks, like 42 or 1,2,10-19 (default: all)")
     parser.add_argument("--sample", **kind_arg(_SHARE), default=1.0, help="share of messages (default: 1)")
     about = "maximum messages per second (default: 100, maximum: 1000)"
-    parser.add_argument("--rate", **POSITIVE_COUNT_ARG, default=100, help=about)
+    parser.add_argument("--rate", **kind_arg(integer(1, 1000)), default=100, help=about)
     about = "bytes of each message to show (default: 4096, maximum: 65536)"
-    parser.add_argument("--bytes", **POSITIVE_COUNT_ARG, default=4096, help=about)
+    parser.add_argument("--bytes", **kind_arg(integer(1, 65536)), default=4096, help=about)
     about = "format of payloads: text, json, or tuple, for a topology's tuples (default: text)"
     parser.add_argument("--decode", **enum_arg(PayloadFormat), default=PayloadFormat.TEXT, help=about)
     parser.add_argument("--json", action="store_true", help="print a JSON object per message")
-    parser.add_argument("--count", **COUNT_ARG, help="exit after COUNT messages")
+    parser.add_argument("--count", **POSITIVE_COUNT_ARG, help="exit after COUNT messages")
 
     about = "write diagnostics of a worker, without secrets"
     parser = add_client_command(commands, _debug, about, "-o worker.zip")
@@ -87,9 +87,9 @@ def add_inspection_commands(commands: Any) -> None:
     levels = ["debug", "info", "warning", "error"]
     parser.add_argument("level", metavar="LEVEL", choices=levels, help=f"new level: {', '.join(levels)}")
     about = "seconds until the configured level is restored (default: 600, maximum: 86400)"
-    parser.add_argument("--for", dest="seconds", **POSITIVE_SECONDS_ARG, default=600.0, help=about)
+    parser.add_argument("--for", dest="seconds", **kind_arg(_UP_TO_A_DAY), default=600.0, help=about)
     about = "minimum seconds between log entries for the same event of a client (default: 60)"
-    parser.add_argument("--every", **POSITIVE_SECONDS_ARG, default=60.0, help=about)
+    parser.add_argument("--every", **kind_arg(_UP_TO_A_DAY), default=60.0, help=about)
 
 
 def _top(arguments: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ from tuplewire_service.command.messages import (
     wait_for_reader,
 )
 from tuplewire_service.command.parsers import (
-    COUNT_ARG,
+    POSITIVE_COUNT_ARG,
     SECONDS_ARG,
     TASK_ARG,
     TASKS_ARG,
@@ -80,13 +80,13 @@ def add_message_commands(commands: Any) -> None:
     about = "output file; none or -: standard output"
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
     about = "exit after COUNT messages, to read a part; a pipe to head may receive more than it prints"
-    parser.add_argument("--count", **COUNT_ARG, help=about)
+    parser.add_argument("--count", **POSITIVE_COUNT_ARG, help=about)
     about = "exit with 0 after SECONDS without a message; --timeout does not limit this wait"
     parser.add_argument("--idle", **SECONDS_ARG, help=about)
-    about = "list, replay or drop messages rejected too often, at a worker started with --dead-letter-task"
+    about = "list, show, replay or drop messages rejected too often; needs a worker with --dead-letter-task"
     parser = add_client_command(commands, _dead_letters, about, "list")
     about = "list; show with payloads; drop; or replay: send to their tasks again, and then drop"
-    parser.add_argument("action", choices=list(_ACTIONS), help=about)
+    parser.add_argument("action", metavar="ACTION", choices=list(_ACTIONS), help=about)
     parser.add_argument("ids", metavar="ID", nargs="*", default=[], help="ids of messages, as in `list`")
     parser.add_argument("--all", action="store_true", help="select all messages")
     parser.add_argument("--task", **TASK_ARG, help="select messages to this task")
@@ -226,8 +226,8 @@ def _recv(arguments: argparse.Namespace) -> int:
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
     has_selection = arguments.ids or arguments.all or arguments.task is not None
-    if arguments.action != "list" and not has_selection:
-        raise ConfigError(f"say which to {arguments.action}: IDs as `list` names them, --task or --all")
+    if (arguments.action != "list" and not has_selection) or (arguments.ids and arguments.all):
+        raise ConfigError(f"say which to {arguments.action}: IDs as `list` prints them, or --task or --all")
     with _receive_dead_letters(arguments) as batch:
         letters = [
             each

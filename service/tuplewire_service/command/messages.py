@@ -17,11 +17,13 @@ from enum import StrEnum
 from typing import Any, BinaryIO, TypedDict
 
 from tuplewire.errors import ConfigError, InvalidTaskError, MalformedError
+from tuplewire.settings.settings import unknown_error
 from tuplewire.text.formatting import escape_unprintable
 from tuplewire.values.group import check_task
 from tuplewire.values.message import TaskMessage
 
 _LENGTH = struct.Struct(">I")
+_KEYS = ("task", "message", "base64", "key", "headers")
 _MAX_POLLS = 1000
 _POLL_MILLIS = 1
 
@@ -99,9 +101,11 @@ def _from_json(line: bytes, number: int, task: int | None) -> tuple[int | None, 
     except (ValueError, TypeError, KeyError, AttributeError, InvalidTaskError) as error:
         raise ConfigError(
             f'message {number} is not of the form {{"task": 42, "message": "text", "key": "k", "headers": '
-            f'[["name", "value"]]}}, where {{"base64": ...}} stands for bytes and "base64" for "message": '
-            f"{line[:80]!r}"
+            f'[["name", "value"]]}}; for bytes, write "base64" instead of "message", and as a key or a value '
+            f'{{"base64": ...}}: {line[:80]!r}'
         ) from error
+    for name in fields.keys() - _KEYS:
+        raise unknown_error(f"key {name!r} in message {number}", name, _KEYS)
     return task, payload, metadata
 
 

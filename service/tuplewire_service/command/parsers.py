@@ -150,7 +150,6 @@ def enum_arg(words: type[StrEnum]) -> dict[str, Any]:
 
 SECONDS_ARG = kind_arg(Kind("SECONDS", "a time in seconds or inf, from 0", float, in_range(0.0), float))
 POSITIVE_SECONDS_ARG = kind_arg(SECONDS)
-COUNT_ARG = kind_arg(integer(0))
 POSITIVE_COUNT_ARG = kind_arg(integer())
 TASK_ARG = kind_arg(TASK)
 TASKS_ARG = kind_arg(TASKS)

@@ -106,6 +106,8 @@ def test_what_is_no_message_is_refused(line: str) -> None:
     """An invalid line is refused with its number and the expected form."""
     with pytest.raises(ConfigError, match=r"message 1 is not of the form .*headers"):
         list(read_messages([line.encode()], MessageFormat.JSON, None))
+    with pytest.raises(ConfigError, match="unknown key 'headrs' in message 1; did you mean headers"):
+        list(read_messages([b'{"message": "m", "headrs": [["a", "b"]]}'], MessageFormat.JSON, 5))
 
 
 def test_a_file_or_standard_output(worker: LocalWorkerProcess, tmp_path: Path) -> None:
