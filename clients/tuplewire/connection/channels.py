@@ -77,11 +77,11 @@ class ChannelFactory:
 
     def handshake_hint(self, address: str) -> str:
         """Return the hint of an error if the peer closes a new connection immediately."""
-        hint = "if the worker requires TLS, set TUPLEWIRE_TLS_CA"
+        hint = "does the worker require TLS (TUPLEWIRE_TLS_CA)"
         if self.credentials.uses_tls(address):
-            shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
-            hint = f"check that the worker uses TLS, and that its tls_ca signed this certificate ({shown})"
-        return "" if address.startswith("unix:") else f"; {hint}; it may have reached max_connections"
+            shown = self.credentials.tls_certificate or "no certificate: TUPLEWIRE_TLS_CERTIFICATE is not set"
+            hint = f"does the worker use TLS, and does it accept this client's certificate ({shown})"
+        return "" if address.startswith("unix:") else f"; {hint}? Has it reached max_connections?"
 
     def tls_state(self) -> object:
         """Return an object that changes with the TLS files: then a new channel is needed."""

@@ -77,7 +77,7 @@ def resolve_address(address: str | None) -> str:
         return check_address_syntax(address)
     except ConfigError as error:
         raise ConfigError(
-            f"address {address!r} is neither host:port (up to 65535; an IPv6 host in brackets) nor unix:///path"
+            f"address {address!r} is neither host:port, as 127.0.0.1:6700 or [::1]:6700, nor unix:///path"
         ) from error
 
 

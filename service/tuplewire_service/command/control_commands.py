@@ -115,7 +115,8 @@ def _status(arguments: argparse.Namespace) -> int:
             elif console:
                 draw(console, rows, about)
             else:
-                write_lines(sys.stdout, *about.split("\n"), indent=12)  # below the values
+                heading = ["", time.strftime("%H:%M:%S")] if interval else []
+                write_lines(sys.stdout, *heading, *about.split("\n"), indent=12)  # below the values
                 status_report.write_tables(sys.stdout, rows, status_report.MAX_LINES)
             sys.stdout.flush()
             if interval is None:

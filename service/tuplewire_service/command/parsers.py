@@ -221,7 +221,7 @@ def read_credentials(arguments: argparse.Namespace) -> Credentials:
     """Return the credentials of the flags and, for missing flags, of the environment."""
     known = settings_of(Credentials)
     given = flag_values(arguments, Credentials).items()
-    flags = {name: known[name].check(value, f"flag {known[name].flag}", text=True) for name, value in given}
+    flags = {name: known[name].check(raw, f"argument {known[name].flag}", text=True) for name, raw in given}
     return Credentials.from_environment(flags=flags)
 
 

@@ -36,7 +36,7 @@ _SETTINGS = settings_of(WorkerConfig)
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration, and the origin of each value by name: "default", "flag --listen", ..."""
+    """A configuration, and the origin of each value by name: "default", "argument --listen", ..."""
 
     config: WorkerConfig
     origins: Mapping[str, str]
@@ -58,7 +58,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     refuse_misspelled(environment, {*by_variable, *CLIENT_VARIABLES})
     variables = environment.keys() & by_variable.keys()
     overrides = [(by_variable[each], f"environment {each}", environment[each]) for each in variables]
-    overrides += [(name, f"flag {_SETTINGS[name].flag}", raw) for name, raw in flags.items()]
+    overrides += [(name, f"argument {_SETTINGS[name].flag}", raw) for name, raw in flags.items()]
     for name, origin, raw in overrides:
         values[name] = _SETTINGS[name].check(raw, origin, text=True)
         origins[name] = origin

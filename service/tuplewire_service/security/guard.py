@@ -36,7 +36,7 @@ ACTION_BY_METHOD = {method: action for action, methods in _METHODS_BY_ACTION.ite
 """The `control` action that each method requires; empty: none. Stage, Tap and Source check tasks."""
 DEFAULT_ACTION = "assign"
 """The action that all other methods require, including future ones."""
-_RULE_HINT = "a rule for it in the worker's permissions file"
+_RULE_HINT = "in its rule of the worker's permissions file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class Guard:
         if caller.authorization is None:
             self.add_denial(caller.identity, "no_token", "no token was presented")
             raise UnauthenticatedError(
-                "this worker requires a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or send it "
-                "as the metadata authorization: Bearer TOKEN"
+                "this worker requires a token: name its file (--token-file, TUPLEWIRE_TOKEN_FILE, "
+                "token_file), or send it as the metadata authorization: Bearer TOKEN"
             )
         token = find_token(caller.authorization, tokens)
         if token is None:
@@ -182,8 +182,8 @@ class Access(AccessRights):
 
     def _check_worker(self) -> None:
         if not self._may_be_worker:
-            takes = "a certificate with one of the workers' tls_worker_names"
-            raise self._may_not("not_a_worker", "act as a worker", takes)
+            advice = "present a certificate with one of the workers' tls_worker_names"
+            raise self._may_not("not_a_worker", "act as a worker", advice)
 
     def check_send(self, topology: str, *, as_worker: bool) -> None:
         if as_worker:
@@ -246,7 +246,7 @@ class Access(AccessRights):
         granted = self._permissions()
         action = ACTION_BY_METHOD.get(method, DEFAULT_ACTION)
         if granted is not None and action and action not in granted.control:
-            raise self._may_not("control", f"call {method}", f"{action!r} in `control` of {_RULE_HINT}")
+            raise self._may_not("control", f"call {method}", f"add {action!r} to `control` {_RULE_HINT}")
 
     def _permissions(self) -> Permissions | None:
         rules = self._guard.rules
@@ -269,10 +269,10 @@ class Access(AccessRights):
             )
 
     def _task_denial(self, action: str, key: str) -> PermissionDeniedError:
-        return self._may_not("task", action, f"the task in `{key}` of {_RULE_HINT}")
+        return self._may_not("task", action, f"permit it under `{key}` {_RULE_HINT}")
 
-    def _may_not(self, reason: str, action: str, takes: str) -> PermissionDeniedError:
-        return self._guard.add_denial(self._id, reason, f"{self._id} may not {action}: this requires {takes}")
+    def _may_not(self, reason: str, action: str, advice: str) -> PermissionDeniedError:
+        return self._guard.add_denial(self._id, reason, f"{self._id} may not {action}: {advice}")
 
 
 def find_token(authorization: str, tokens: Iterable[Token]) -> Token | None:

@@ -13,7 +13,6 @@ from typing import Any
 from tuplewire.errors import ConfigError
 from tuplewire.settings.config import MIB, AckMode, Overflow, SessionSettings
 from tuplewire.settings.settings import (
-    FILE,
     REQUIRED,
     SECONDS,
     SIZE,
@@ -54,7 +53,7 @@ class WorkerSettings(Settings):
         SIZE, 4096 * MIB, "disk space for further messages of Spark's sinks; a micro-batch must fit"
     )
     staging_directory: str | None = setting(
-        FILE, None, "directory of the files of staging, which have no names (default: the system's)"
+        string("DIRECTORY"), None, "directory of staging's files, which have no names (default: the system's)"
     )
     staging_expiry_seconds: float = setting(
         SECONDS, 3600.0, "idle time after which a sink's unpublished messages expire"

@@ -216,9 +216,8 @@ def test_offsets_are_shown_and_moved() -> None:
             assert found[near] == [workers.near.worker_id, "0", "10", "10", "10", "-"]
             assert found[far] == [workers.far.worker_id, "0", "3", "3", "9", "-"]
             assert found.keys() < rows(offsets(workers.near.address)).keys()
-            moved = offsets(workers.far.address, tasks, "--acknowledge-to=4")
+            found = rows(moved := offsets(workers.far.address, tasks, "--acknowledge-to=4"))
             assert all(f" discarded {count} messages\n" in moved.stderr for count in (3, 4))
-            found = rows(moved)
             assert [each[1:4] for each in (found[near], found[far])] == [["4", "10", "6"], ["3", "3", "0"]]
             with client.recv([near], timeout=20) as batches:
                 assert [int(message.message) for message in next(batches)] == [4, 5, 6, 7, 8, 9]

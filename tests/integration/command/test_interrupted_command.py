@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 from helpers.tools import output_of, ran, started
-from helpers.worker_process import COMMAND, Running, assignment_for, running
+from helpers.worker_process import COMMAND, Running, assignment_for, run_command, running
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire_service.testing import eventually
@@ -225,13 +225,15 @@ def test_while_it_reads_what_to_send(worker: Running) -> None:
 
 
 def test_while_it_waits_for_acknowledgements(tmp_path: Path) -> None:
-    """An interrupted `send` waits two seconds, and prints how many messages must be sent again."""
-    flags = ["--tasks=1", "--receive-queue-messages=5", "--drain-seconds=0.1"]
+    """`send` prints how many messages must be sent again; `recv` gets the others, also during a drain."""
+    flags = ["--tasks=1", "--receive-queue-messages=5", "--drain-seconds=30"]
     with running(tmp_path, *flags) as full, ControlClient(full.address) as control:
         words = ["send", "1", *"abcdefgh", "--timeout=600", f"--address={full.address}"]
         code, errors = interrupted(words, lambda _: eventually(lambda: control.status().ledger.accepted, 60))
-    assert code == 130
-    assert re.search(r"\d of 8 messages acknowledged; \d must be sent again", errors)
+        control.drain()
+        received = run_command("recv", "1", "--count=5", f"--address={full.address}").stdout
+    assert (code, received.split()) == (130, [*"abcde"])
+    assert "5 of 8 messages acknowledged; 3 must be sent again: the last of each task\n" in errors
 
 
 @new_interpreter

@@ -80,7 +80,7 @@ def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
         workers.assign({0: range(5)}, SECONDS)
         (worker,) = workers.endpoints
         with ControlClient(worker.address, credentials=etl) as control:
-            with pytest.raises(PermissionDeniedError, match="may not call GetDebug: that takes 'debug'"):
+            with pytest.raises(PermissionDeniedError, match="may not call GetDebug: add 'debug' to"):
                 control.debug()
             with pytest.raises(PermissionDeniedError, match="may not call SetLogging"):
                 control.set_logging("debug", seconds=1)

@@ -163,17 +163,6 @@ def begin_drain(worker: Endpoint) -> None:
     eventually(lambda: status(worker).state == 3, 20, "draining")
 
 
-def test_the_command_receives_from_a_draining_worker() -> None:
-    """`recv` receives the messages of a worker that drains, so the worker drops none."""
-    with workers_with([1], topology="default", drain_seconds=30) as workers:
-        with Client(workers.endpoints[0].address) as client:
-            deliver(client, numbered(1, range(4)))
-        begin_drain(workers.endpoints[0])
-        received = run_command("recv", "1", "--count=4", "--address", workers.endpoints[0].address)
-        assert (received.returncode, received.stdout.split()) == (0, ["0", "1", "2", "3"])
-        assert workers.stop() == [0]
-
-
 @contextlib.contextmanager
 def draining_pair(directory: Path, *flags: str) -> Iterator[tuple[Endpoint, Endpoint]]:
     """Run worker a with task 1 and these flags, and worker b with task 2, which drains for a minute."""

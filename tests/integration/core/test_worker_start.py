@@ -212,7 +212,7 @@ def test_local_worker_that_cannot_start_shows_what_it_said(tmp_path: Path) -> No
     workers = WorkerProcesses(1, "pair", directory=tmp_path, flags=["--max-message-bytes=nonsense"])
     with pytest.raises(LaunchError, match="ended with code 64") as caught:
         workers.start()
-    assert "flag --max-message-bytes: 'nonsense' is not a size" in str(caught.value)
+    assert "argument --max-message-bytes: 'nonsense' is not a size" in str(caught.value)
 
 
 def test_local_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
