@@ -63,7 +63,7 @@ class Client(BaseClient):
             buffer = self._get_buffer()
             if self._observer is not None and self._observer.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as traced:
+                with self._observer.sending(groups, self.address, buffer.session.max_message_bytes) as traced:
                     await buffer.send_async(traced, timeout)
                 return
         if key is not None or headers or not buffer.try_send_one(messages, payload, self.source):

@@ -200,7 +200,7 @@ class BaseClient(NotPicklable):
         buffer = self._get_buffer()
         if self._observer is not None and self._observer.should_sample():
             groups = as_groups(messages, payload, self.source, key, headers)
-            sending = self._observer.sending(groups, self.address, buffer.window.max_message_bytes)
+            sending = self._observer.sending(groups, self.address, buffer.session.max_message_bytes)
             accepted = buffer.offer(sending.groups)
             if accepted:  # a span that does not end is never exported
                 sending.end(None)
@@ -240,7 +240,7 @@ class BaseClient(NotPicklable):
         """
         if self._sender is None or self._process_token is not _process_token:
             return 0
-        return self._sender.buffer.window.possibly_lost
+        return self._sender.buffer.session.possibly_lost
 
 
 class Client(BaseClient, RequestMethods):
@@ -310,7 +310,7 @@ class Client(BaseClient, RequestMethods):
             buffer = self._get_buffer()
             if self._observer is not None and self._observer.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as traced:
+                with self._observer.sending(groups, self.address, buffer.session.max_message_bytes) as traced:
                     buffer.send(traced, timeout=timeout)
                 return
         if key is not None or headers or not buffer.try_send_one(messages, payload, self.source):

@@ -20,11 +20,11 @@ CLOSE_UNUSED_SECONDS = 10.0
 
 
 class AckHandler:
-    """Applies reports to the window of a send buffer."""
+    """Applies reports to the session of a send buffer."""
 
     def __init__(self, buffer: SendBuffer) -> None:
         self._buffer = buffer
-        self._window = buffer.window
+        self._session = buffer.session
         self._lock = buffer.lock
         self._watched_tasks: set[int] = set()
         self.watch_list_sent = True
@@ -38,29 +38,29 @@ class AckHandler:
 
     def on_connected(self, welcome: Welcome) -> None:
         """Continue over a new connection from the state in the receiver's Welcome."""
-        buffer, window = self._buffer, self._window
+        buffer, session = self._buffer, self._session
         with self._lock:
             if buffer.ended:  # its messages were already dropped or withdrawn
                 return
-            acknowledged_before = window.acked_frame
-            lost_before = window.possibly_lost
-            settled_before = len(window.settled)
-            window.on_connected(welcome)
-            buffer.refused.add_too_large(window.settled[settled_before:], window.max_message_bytes)
+            acknowledged_before = session.acked_frame
+            lost_before = session.possibly_lost
+            settled_before = len(session.settled)
+            session.on_connected(welcome)
+            buffer.refused.add_too_large(session.settled[settled_before:], session.max_message_bytes)
             # A receiver without memory of the session does not know the watched tasks.
             self.watch_list_sent = not self._watched_tasks
             self.assignment_version = welcome.assignment_version
             self.disconnected = False
             self._add_refusals(welcome.refusals, acknowledged_before)
-        log_lost(buffer.address, window.possibly_lost - lost_before)
+        log_lost(buffer.address, session.possibly_lost - lost_before)
         buffer.refused.log()
 
     def apply_ack(self, ack: Ack) -> None:
         """Apply an acknowledgement."""
         with self._lock:
             if not self._buffer.ended:
-                known = self._window.acked_frame
-                self._window.apply_ack(ack)
+                known = self._session.acked_frame
+                self._session.apply_ack(ack)
                 self._add_refusals(ack.refusals, known)
         if ack.refusals:
             self._buffer.refused.log()
@@ -78,13 +78,13 @@ class AckHandler:
         """
         with self._lock:
             self.disconnected = True
-            self._window.receiver_accounts |= closed_cleanly
+            self._session.receiver_accounts |= closed_cleanly
             self._buffer.notify()
 
     def close_unused(self) -> None:
         """Close unused flows with the next frame; with the lock."""
         # The receiver then forgets the flows, and the watch on their tasks.
-        self._watched_tasks.difference_update(self._window.close_unused())
+        self._watched_tasks.difference_update(self._session.close_unused())
         self.close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
 
     def take_watch_list(self) -> Collection[int]:
@@ -95,15 +95,15 @@ class AckHandler:
 
     def withdraw(self) -> list[tuple[TaskGroup, Any]]:
         """End the buffer, and return all pending messages as if they had never been accepted."""
-        lost_before = self._window.possibly_lost
+        lost_before = self._session.possibly_lost
         with self._lock:
             if not self._buffer.mark_ended():
                 return []
             if self.disconnected:  # messages that it had acknowledged may be lost: count them
-                self._window.on_receiver_lost()
-            withdrawn = self._window.withdraw()
+                self._session.on_receiver_lost()
+            withdrawn = self._session.withdraw()
             self._buffer.notify()
-        log_lost(self._buffer.address, self._window.possibly_lost - lost_before)
+        log_lost(self._buffer.address, self._session.possibly_lost - lost_before)
         return withdrawn
 
     def watch_releases(self, tasks: Collection[int]) -> None:

@@ -1,6 +1,6 @@
 """A consuming session with one worker: it reads messages, reports acknowledgements, and reconnects.
 
-Used by receiver.py, which has one for each worker that owns some of its tasks. Owns the consume window and
+Used by receiver.py, which has one for each worker that owns some of its tasks. Owns the consume session and
 the stream. Call only from the event loop, except acknowledge().
 Design: docs/design/moves.md ("Subscriptions follow tasks"); docs/design/sessions.md.
 """
@@ -85,7 +85,7 @@ class Inbox(ABC):
         self.admitted = False
         """True if the workers have accepted the whole subscription before."""
         self.lock = threading.Lock()
-        """Protects the consume windows and the buffer."""
+        """Protects the consume sessions and the buffer."""
         self.buffer_changed = InterruptSafeCondition(self.lock)
         self.buffer: deque[ArrivedBatch] = deque()
 
@@ -94,10 +94,10 @@ class Inbox(ABC):
         self.buffer.append(arrived)
         self.buffer_changed.notify_all()
 
-    def discard(self, window: ConsumeSession) -> None:
-        """Remove the messages of a window behind a rejected one, because they are delivered again."""
-        awaiting_tasks = window.tasks_awaiting_answer()
-        kept = (each.without(awaiting_tasks) if each.window is window else each for each in self.buffer)
+    def discard(self, session: ConsumeSession) -> None:
+        """Remove the messages of a session behind a rejected one, because they are delivered again."""
+        awaiting_tasks = session.tasks_awaiting_answer()
+        kept = (each.without(awaiting_tasks) if each.session is session else each for each in self.buffer)
         self.buffer = deque(each for each in kept if each.deliveries)
 
     @abstractmethod
@@ -131,7 +131,7 @@ class ConsumingEnd(ReconnectingSession):
         self.tasks = tuple(tasks)
         self.worker_id = expected_id
         """The id of the worker; empty if it is not known yet."""
-        self.window = ConsumeSession(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
+        self.session = ConsumeSession(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._inbox = inbox
         self._lock = inbox.lock
         self._write_event = asyncio.Event()
@@ -153,9 +153,9 @@ class ConsumingEnd(ReconnectingSession):
     def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> None:
         """Acknowledge messages from this worker, except outdated ones; see ConsumeSession. Thread-safe."""
         with self._lock:
-            is_current = self.window.acknowledge(arrived, rejected)
+            is_current = self.session.acknowledge(arrived, rejected)
             if is_current and rejected:
-                self._inbox.discard(self.window)
+                self._inbox.discard(self.session)
             if not is_current or self.is_closed:
                 return
             self._ack_count += 1
@@ -168,7 +168,7 @@ class ConsumingEnd(ReconnectingSession):
         """Consume exactly these tasks, from the next time that the stream is opened."""
         self.tasks = tuple(tasks)
         with self._lock:
-            self.window.set_tasks(self.tasks)
+            self.session.set_tasks(self.tasks)
 
     async def close(self) -> None:
         """Close the session after reporting all acknowledgements, in at most three seconds.
@@ -213,16 +213,16 @@ class ConsumingEnd(ReconnectingSession):
 
     async def _open(self, stream: ClientStream) -> None:
         with self._lock:
-            cursors = self.window.take_all_cursors()
+            cursors = self.session.take_all_cursors()
             # The cursors in this request report every acknowledgement, unless some need a later request.
-            reported_acks = self._confirmed_acks if self.window.changed_tasks else self._ack_count
+            reported_acks = self._confirmed_acks if self.session.changed_tasks else self._ack_count
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
             topology=self.identity.topology,
             consumer_id=self.identity.client_id,
             incarnation=self.identity.incarnation,
             tasks=cursors,
-            worker_incarnation=self.window.worker_incarnation,
+            worker_incarnation=self.session.worker_incarnation,
             expected_worker_id=self.expected_worker_id,
             subscription_id=self._inbox.subscription_id,
             max_response_bytes=UNLIMITED_BYTES,
@@ -236,7 +236,7 @@ class ConsumingEnd(ReconnectingSession):
         subscribed = pb.RecvResponse.FromString(data).subscribed
         with self._lock:
             starts = [(cursor.task, cursor.received_sequence) for cursor in subscribed.tasks]
-            self.window.on_connected(subscribed.worker_incarnation, starts)
+            self.session.on_connected(subscribed.worker_incarnation, starts)
             self._confirmed_acks, self._goodbye_sent = reported_acks, False
         self._write_event.set()
         self.connected, self.worker_id = True, subscribed.worker_id
@@ -257,16 +257,16 @@ class ConsumingEnd(ReconnectingSession):
                     continue
                 with self._lock:
                     if kind == "probe":
-                        self.window.mark_all_changed()
+                        self.session.mark_all_changed()
                     elif kind == "rejected":
-                        self.window.apply_answers(response.rejected.tasks)
+                        self.session.apply_answers(response.rejected.tasks)
                 self._write_event.set()
                 continue
             groups = groups_of(response)
             deliveries = map(Delivery, map(_FIRST_SEQUENCE, groups), groups)
             with self._lock:
                 ack_requested, now_ns = response.ack_immediately, time.time_ns()
-                arrived = self.window.receive(deliveries, ack_requested=ack_requested, now_ns=now_ns)
+                arrived = self.session.receive(deliveries, ack_requested=ack_requested, now_ns=now_ns)
                 # The frame may have only duplicates, or messages behind a rejected one.
                 if arrived.deliveries and callbacks is None:
                     self._inbox.put(arrived)
@@ -286,8 +286,8 @@ class ConsumingEnd(ReconnectingSession):
             with self._lock:
                 self._report_scheduled = False
                 closed = self.is_closed  # read before the cursors: earlier acknowledgements are still sent
-                cursors = self.window.take_changed_cursors()
-                more = bool(self.window.changed_tasks)
+                cursors = self.session.take_changed_cursors()
+                more = bool(self.session.changed_tasks)
             if cursors:
                 progress = pb.Progress(tasks=cursors)
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())

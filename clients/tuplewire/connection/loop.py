@@ -32,7 +32,7 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 _Result = TypeVar("_Result")
-_SIGNAL_SECONDS = 0.25
+_WAKE_SECONDS = 0.25
 _SUSPEND_SECONDS = 5.0
 _GRPC_THREADS = ("event_engine", "grpc_", "lifeguard")
 """The prefixes of the names of gRPC's threads (grpcio 1.74 to 1.85)."""
@@ -106,7 +106,7 @@ class _Outcome(Generic[_Result]):
         """Wait for the outcome; raise WaitTimeoutError after `timeout` seconds."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         # Wake periodically: a signal just before the wait starts does not end it.
-        while not self._done_lock.acquire(timeout=max(0.0, min(_SIGNAL_SECONDS, until - time.monotonic()))):
+        while not self._done_lock.acquire(timeout=max(0.0, min(_WAKE_SECONDS, until - time.monotonic()))):
             if time.monotonic() >= until:
                 raise WaitTimeoutError(f"no result within {timeout:g} s")
         return self._result()

@@ -166,7 +166,7 @@ class Receiver(Inbox):
         rejected: the rejected messages of the batch, in order; see ConsumeSession.acknowledge.
         """
         for stream in self._streams:
-            if stream.window is arrived.window:
+            if stream.session is arrived.session:
                 stream.acknowledge(arrived, rejected)
 
     # --- for streams, on the loop; see Inbox -----------------------------------------------------
@@ -309,7 +309,7 @@ class Receiver(Inbox):
     def _tasks_by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         return {
             peer._replace(address=self.address) if peer.worker_id == self._own_id else peer: owned
-            for peer, owned in self._owners.by_worker(tasks).items()
+            for peer, owned in self._owners.group_tasks(tasks).items()
         }
 
     async def _update_owners(self, connections: WorkerConnections, addresses: Iterable[str]) -> None:

@@ -1,8 +1,8 @@
-"""The messages of a sending end: a send window behind a lock. Only the event loop changes the window.
+"""The messages of a sending end: a send session behind a lock. Only the event loop changes the session.
 
 Callers on other threads submit messages in one step. So an interrupt, or a signal handler that sends, in
 the middle of a call leaves no work half done. Used by the clients, SendingEnd and AckHandler. Owns the send
-window and the queue of submitted messages. Thread-safe, unless a method needs the lock or the loop.
+session and the queue of submitted messages. Thread-safe, unless a method needs the lock or the loop.
 Design: docs/design/forks-and-interrupts.md.
 """
 
@@ -70,7 +70,7 @@ class SendBuffer:
         """The error that closed the session."""
         self.lock = threading.RLock()  # a signal handler may send while this thread sends
         self.changed = InterruptSafeCondition(self.lock)
-        self.window = SendSession(settings)
+        self.session = SendSession(settings)
         self.refused = RefusedMessages(address)
         self.wants_acks = False
         """True if a caller waits for acknowledgements."""
@@ -81,7 +81,7 @@ class SendBuffer:
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "closing" if self.closing else "open"
-        return f"{state} pending={self.window.messages} pending_bytes={self.window.size_bytes}"
+        return f"{state} pending={self.session.messages} pending_bytes={self.session.size_bytes}"
 
     # --- for callers ----------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class SendBuffer:
 
     @property
     def _pending_text(self) -> str:
-        size = self.window.size_bytes + self.submitted.size_bytes
+        size = self.session.size_bytes + self.submitted.size_bytes
         return f"{counted(self.pending_messages, 'message')} ({counted(size, 'byte')})"
 
     def try_send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
@@ -163,7 +163,7 @@ class SendBuffer:
         submitted, entries = self.submitted, len(self.submitted.entries)
         return (
             entries < submitted.total_entry_limit
-            and entries + submitted.extra_messages + self.window.held_of(task)
+            and entries + submitted.extra_messages + self.session.held_of(task)
             < self._settings.max_pending_task_messages
         )
 
@@ -171,17 +171,18 @@ class SendBuffer:
         """Accept one message if it fits together with all submitted messages."""
         if type(payload) is not bytes or type(task) is not int or not 0 <= task <= MAX_TASK:
             return False
-        settings, window, submitted = self._settings, self.window, self.submitted
+        settings, session, submitted = self._settings, self.session, self.submitted
         size = len(payload)
         with self.lock:
             if self.closing or self.failure is not None:
                 self._raise_closed()
             submitted.update_counts()
             if (
-                size > window.max_message_bytes
-                or window.messages + submitted.messages >= settings.max_pending_messages
-                or window.size_bytes + submitted.size_bytes + size > settings.max_pending_bytes
-                or window.held_of(task) + submitted.by_flow.get(task, 0) >= settings.max_pending_task_messages
+                size > session.max_message_bytes
+                or session.messages + submitted.messages >= settings.max_pending_messages
+                or session.size_bytes + submitted.size_bytes + size > settings.max_pending_bytes
+                or session.held_of(task) + submitted.by_flow.get(task, 0)
+                >= settings.max_pending_task_messages
             ):
                 return False
             if size <= MAX_SMALL_BYTES:
@@ -194,16 +195,16 @@ class SendBuffer:
 
     def _publish_space(self) -> None:
         """Set how many messages may be appended after the counted ones; with the lock."""
-        settings, window, submitted = self._settings, self.window, self.submitted
+        settings, session, submitted = self._settings, self.session, self.submitted
         if self.closing or self.failure is not None:  # the next caller takes the lock and gets the error
             submitted.publish_no_space()
             return
-        messages = window.messages + submitted.messages
+        messages = session.messages + submitted.messages
         submitted.publish_space(
             settings.max_pending_messages - messages,
-            settings.max_pending_bytes - window.size_bytes - submitted.size_bytes,
+            settings.max_pending_bytes - session.size_bytes - submitted.size_bytes,
             settings.max_pending_task_messages - messages,
-            window.max_message_bytes,
+            session.max_message_bytes,
         )
 
     def _raise_closed(self) -> NoReturn:
@@ -212,23 +213,23 @@ class SendBuffer:
     def _accept(self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False) -> bool:
         """Do the same as offer; with the lock, and without waking the loop.
 
-        1. On the event loop, the window decides, after it has accepted all submitted messages.
+        1. On the event loop, the session decides, after it has accepted all submitted messages.
         2. Another thread submits the messages if the bounds allow it.
         3. Otherwise, with `drop_oldest`, the loop decides.
         """
         if self.closing or self.failure is not None:
             self._raise_closed()
-        check_sizes(groups, self.window.max_message_bytes)
+        check_sizes(groups, self.session.max_message_bytes)
         if not groups:
             return True
-        # 1. The window accepts messages directly, so less space is free than was published to other threads.
+        # 1. The session accepts messages directly, so less space is free than was published to other threads.
         if threading.get_ident() == self.loop_thread_id:
             if self.submitted.entries or self.offers:
                 self.move_submitted()
             if self.submitted.total_entry_limit:
                 self.submitted.publish_no_space()
-            return self.window.offer(groups, inbound, retain=retain, now_micros=time.time_ns() // 1000)
-        # 2. Only the loop changes the window, so an interrupt never leaves the window half changed.
+            return self.session.offer(groups, inbound, retain=retain, now_micros=time.time_ns() // 1000)
+        # 2. Only the loop changes the session, so an interrupt never leaves the session half changed.
         if self._submit(groups):
             return True
         if self._settings.overflow is not Overflow.DROP_OLDEST:
@@ -242,7 +243,7 @@ class SendBuffer:
     def _submit(self, groups: Sequence[TaskGroup]) -> bool:
         submitted = self.submitted
         submitted.update_counts()
-        if not self.window.fits(groups, submitted.messages, submitted.size_bytes, submitted.by_flow):
+        if not self.session.fits(groups, submitted.messages, submitted.size_bytes, submitted.by_flow):
             return False
         submitted.add(groups)
         return True
@@ -305,25 +306,25 @@ class SendBuffer:
     @property
     def pending_messages(self) -> int:
         """The number of messages that are accepted but not settled."""
-        return self.window.messages + self.submitted.submitted_messages
+        return self.session.messages + self.submitted.submitted_messages
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of this session."""
         with self.lock:
-            ledger, submitted = self.window.ledger(), self.submitted.submitted_messages
+            ledger, submitted = self.session.ledger(), self.submitted.submitted_messages
             return replace(ledger, accepted=ledger.accepted + submitted, pending=ledger.pending + submitted)
 
     # --- for the event loop ---------------------------------------------------------------------
 
     def move_submitted(self) -> None:
-        """Move the submitted messages to the window, then decide offers; with the lock."""
+        """Move the submitted messages to the session, then decide offers; with the lock."""
         submitted = self.submitted
         submitted.pass_number += 1
         now_micros = time.time_ns() // 1000
         # The loop works on a copy, because callers append entries without the lock.
         if entries := submitted.entries[:]:
             for batch in batches_of(entries):
-                self.window.accept(batch, now_micros=now_micros)
+                self.session.accept(batch, now_micros=now_micros)
             submitted.reset_counts()
             self._publish_space()
             # After _publish_space(), which excludes them: a message is never missing in both counts.
@@ -336,7 +337,7 @@ class SendBuffer:
             submitted.publish_no_space()
             for offer in offers:
                 if offer.accepted is None:
-                    offer.accepted = self.failure is None and self.window.offer(
+                    offer.accepted = self.failure is None and self.session.offer(
                         offer.groups, now_micros=now_micros
                     )
             self.changed.notify_all()
@@ -351,8 +352,8 @@ class SendBuffer:
     def run_callbacks(self) -> None:
         """Report settled and released messages; from one thread at a time, without the lock."""
         with self.lock:
-            settled = self.window.take_settled()
-            released = self.window.take_released()
+            settled = self.session.take_settled()
+            released = self.session.take_released()
         if settled:
             self._events.on_settled(settled)
         if released:
@@ -366,7 +367,7 @@ class SendBuffer:
 
     def drop_all(self, reason: DropReason) -> None:
         """Drop all pending messages; with the lock."""
-        self.window.drop_all(reason)
+        self.session.drop_all(reason)
         self.notify()
 
     def fail(self, error: TuplewireError) -> None:

@@ -67,9 +67,9 @@ class SendingEnd(ReconnectingSession):
         self.counts = SendCounts()
         self.may_write = True
         """False if no more frames are written, so that no peer receives messages that withdraw() returns."""
-        self._window = self.buffer.window
+        self._session = self.buffer.session
         self._lock = self.buffer.lock
-        self._pressure = SendingPressure(self._window, self._loop.time, self._events.pressure)
+        self._pressure = SendingPressure(self._session, self._loop.time, self._events.pressure)
         self._may_retry = identity.is_worker  # a worker always retries a refusal for its certificate
         self._write_event = asyncio.Event()  # set when there may be something to write
         self._probe_due = False
@@ -90,7 +90,7 @@ class SendingEnd(ReconnectingSession):
             self._write_event.set()
             if not self.connected:  # no frame is written
                 self._pressure.refresh(connected=False)
-            if self._window.settled:
+            if self._session.settled:
                 self._loop.call_soon(buffer.run_callbacks)
             return
         submitted = buffer.submitted
@@ -98,7 +98,7 @@ class SendingEnd(ReconnectingSession):
         if submitted.notified_pass != pass_number:
             self._loop.call_soon_threadsafe(self._on_wake)
             submitted.notified_pass = pass_number  # after the call, as an interrupt may come between
-        if self._window.settled:
+        if self._session.settled:
             self._loop.call_soon_threadsafe(buffer.run_callbacks)
 
     def _on_wake(self) -> None:
@@ -119,11 +119,11 @@ class SendingEnd(ReconnectingSession):
         return "" if is_reachable else f"; {self.address} is {self.connection_state}"
 
     @property
-    def window(self) -> SendSession:
-        """The send window, with all submitted messages."""
+    def session(self) -> SendSession:
+        """The send session, with all submitted messages."""
         with self._lock:
             self.buffer.move_submitted()
-        return self._window
+        return self._session
 
     @property
     def blocked_tasks(self) -> Collection[int]:
@@ -257,8 +257,8 @@ class SendingEnd(ReconnectingSession):
             incarnation=identity.incarnation,
             kind=pb.PEER_KIND_WORKER if identity.is_worker else pb.PEER_KIND_CLIENT,
             ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
-            acknowledged_sequence=self._window.acked_frame,
-            session_id=self._window.session_id,
+            acknowledged_sequence=self._session.acked_frame,
+            session_id=self._session.session_id,
             draining=self._events.is_draining(),
             expected_worker_id=self.expected_worker_id,
         )
@@ -287,7 +287,7 @@ class SendingEnd(ReconnectingSession):
     def _probe(self) -> None:
         """Request all updates again if expected ones do not arrive: they may be lost."""
         with self._lock:
-            self._probe_due = self._window.awaits_update
+            self._probe_due = self._session.awaits_update
         if self._probe_due or time.monotonic() >= self.ack_handler.close_unused_at:
             self._write_event.set()
 
@@ -311,7 +311,7 @@ class SendingEnd(ReconnectingSession):
                 return
             if self._probe_due:
                 self._probe_due = False
-                probe = pb.Probe(acknowledged_sequence=self._window.acked_frame)
+                probe = pb.Probe(acknowledged_sequence=self._session.acked_frame)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
             if not self.ack_handler.watch_list_sent:
                 watched = self.ack_handler.take_watch_list()
@@ -344,7 +344,7 @@ class SendingEnd(ReconnectingSession):
             # Messages that arrive during this wait share the next frame; see docs/design/credit.md.
             if wait := self._pacer.record_write(time.monotonic(), frame.size_bytes):
                 await self._pacer.linger(wait)
-            elif not (self._window.has_more or self.buffer.wants_acks):  # wait without another pass
+            elif not (self._session.has_more or self.buffer.wants_acks):  # wait without another pass
                 await self._write_event.wait()
                 ack_requested = False
 
@@ -359,8 +359,8 @@ class SendingEnd(ReconnectingSession):
                 self.buffer.move_submitted()
             if (now := time.monotonic()) >= self.ack_handler.close_unused_at:
                 self.ack_handler.close_unused()
-            frame = self._window.next_frame(now, urgent=self.buffer.wants_acks)
-            if len(self._window.blocked_flows) != self._pressure.waiting_flows:
+            frame = self._session.next_frame(now, urgent=self.buffer.wants_acks)
+            if len(self._session.blocked_flows) != self._pressure.waiting_flows:
                 self._pressure.refresh(connected=True)
             if frame is not None:
                 self.counts.messages += frame.messages
@@ -374,7 +374,7 @@ class SendingEnd(ReconnectingSession):
             kind = response.WhichOneof("kind")
             if kind == "ack":
                 ack = response.ack
-                if self._window.has_gap_before(ack):  # an earlier update was lost: request all of them
+                if self._session.has_gap_before(ack):  # an earlier update was lost: request all of them
                     self._probe_due = True
                     self._write_event.set()
                     continue

@@ -52,7 +52,7 @@ class TaskOwners:
         # One object for all tasks of a worker: Spark pickles it once.
         self.by_task = {task: self.by_address[each.address] for each in workers for task in each.tasks}
 
-    def by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
+    def group_tasks(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         """Return the tasks of each worker, without unknown ones."""
         tasks_by_peer: dict[Peer, list[int]] = {}
         for task in tasks:

@@ -69,8 +69,8 @@ class ArrivedBatch:
     """True if the acknowledgement must be sent immediately."""
     arrived_ns: int = 0
     """The time of arrival, in nanoseconds since 1970."""
-    window: ConsumeSession | None = field(default=None, repr=False)
-    """The window of the session they arrived in. Acknowledge them to this window."""
+    session: ConsumeSession | None = field(default=None, repr=False)
+    """The session they arrived in. Acknowledge them to it."""
 
     @property
     def groups(self) -> list[TaskGroup]:
@@ -82,7 +82,7 @@ class ArrivedBatch:
         last = len(self.deliveries) - 1
         for index, each in enumerate(self.deliveries):
             requested = self.ack_requested and index == last
-            yield ArrivedBatch(self.generation, (each,), requested, self.arrived_ns, self.window)
+            yield ArrivedBatch(self.generation, (each,), requested, self.arrived_ns, self.session)
 
     def split(self, count: int) -> list[ArrivedBatch]:
         """Return the first `count` messages, and the others."""

@@ -134,7 +134,7 @@ class PendingMessages:
         report of a release until it is worth a grant, or until everything to a task is released.
         """
         count = sum(flow.receiver_only_count for flow in self._flows.values())
-        # Frames in flight count as sent, but this window still has their messages.
+        # Frames in flight count as sent, but this session still has their messages.
         return count - sum(entry.group.count for frame in self._in_flight for entry in frame.entries)
 
     @property

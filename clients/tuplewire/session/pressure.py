@@ -41,7 +41,7 @@ class OutboundPressure:
 
 
 class SendingPressure:
-    """Updates `outbound` with the state of one send window. The connection driver reports the events.
+    """Updates `outbound` with the state of one send session. The connection driver reports the events.
 
     The counts are correct only if one thread calls the methods. This holds in a worker, which sends on its
     event loop and is the only reader of the counts. Threads of a program may call refresh() during I/O,
@@ -49,11 +49,11 @@ class SendingPressure:
     """
 
     def __init__(
-        self, window: SendSession, clock: Callable[[], float], outbound: OutboundPressure | None = None
+        self, session: SendSession, clock: Callable[[], float], outbound: OutboundPressure | None = None
     ) -> None:
         self.outbound = outbound or OutboundPressure()
         """The counts that this session adds to. All connections of a worker share one object."""
-        self._window = window
+        self._session = session
         self._clock = clock
         self.waiting_flows = 0
         """The number of flows without credit that `outbound` counts."""
@@ -62,14 +62,14 @@ class SendingPressure:
 
     def refresh(self, *, connected: bool) -> None:
         """Update the counts. A disconnected session with messages counts as blocked."""
-        without_credit = len(self._window.blocked_flows)
+        without_credit = len(self._session.blocked_flows)
         if without_credit != self.waiting_flows:
             self.outbound.waiting_flows += without_credit - self.waiting_flows
             self.waiting_flows = without_credit
         # While connected, the writer reports blocked times itself: see on_idle() and on_write().
         if connected:
             return
-        if self._window.messages:
+        if self._session.messages:
             self.outbound.blocked_connections.setdefault(self, self._clock())
         else:
             self.on_resume()
@@ -77,7 +77,7 @@ class SendingPressure:
     def on_connected(self) -> None:
         """Record that the session is connected again."""
         self.on_resume()
-        if self._window.acked_frame:
+        if self._session.acked_frame:
             self.on_acknowledged()
         else:
             # No frame is acknowledged in this numbering: all frames are written again, maybe renumbered.
@@ -86,7 +86,7 @@ class SendingPressure:
     def on_idle(self) -> None:
         """Record that the driver stops writing, possibly because it waits for acknowledgements."""
         # Otherwise no message is ready. Flows without credit are counted separately; see refresh().
-        if self._window.at_frame_limit:
+        if self._session.at_frame_limit:
             self.outbound.blocked_connections.setdefault(self, self._clock())
 
     def on_resume(self) -> None:
@@ -102,9 +102,9 @@ class SendingPressure:
         self.outbound.blocked_connections.setdefault(self, now)
 
     def on_acknowledged(self) -> None:
-        """Record that the window has applied an acknowledgement."""
+        """Record that the session has applied an acknowledgement."""
         now, durations = self._clock(), self.outbound.send_to_ack
-        while self._written and self._written[0][0] <= self._window.acked_frame:
+        while self._written and self._written[0][0] <= self._session.acked_frame:
             _, messages, since, example = self._written.popleft()
             durations.add(now - since, messages)
             if example is not None:
@@ -115,8 +115,8 @@ class SendingPressure:
         # A blocked connection blocks all its tasks; otherwise only flows without credit are blocked.
         now = self._clock()
         if now - self.outbound.blocked_connections.get(self, now) > BLOCKED_AFTER_SECONDS:
-            return self._window.waiting_tasks()
-        return {split_flow(flow)[0] for flow in self._window.blocked_flows}
+            return self._session.waiting_tasks()
+        return {split_flow(flow)[0] for flow in self._session.blocked_flows}
 
 
 class ReportedLoads:

@@ -267,22 +267,22 @@ class Publisher(SinkWorkers):
         unreachable after the timeout. Other workers may have published their part by then.
         """
         published: dict[Peer, pb.PublishResponse] = {}
-        unknown: list[Peer] = []
+        unaware: list[Peer] = []
         for peer in self._chosen:
             try:
                 published[peer] = self._publish(peer, {})
             except UnknownRunError:
-                unknown.append(peer)
+                unaware.append(peer)
         earlier: dict[int, TaskContent] = {}
-        if unknown and published:
+        if unaware and published:
             # A worker that knows this run has had another epoch of it. So no earlier run has this epoch.
-            for peer in unknown:
+            for peer in unaware:
                 self._with_retries(partial(self._register_run_at, self[peer.address], peer))
-        elif unknown:
+        elif unaware:
             earlier = self._register_run()
-        for peer in unknown if earlier else ():  # before any worker publishes its part
+        for peer in unaware if earlier else ():  # before any worker publishes its part
             self._check(peer, earlier)
-        for peer in unknown:
+        for peer in unaware:
             published[peer] = self._publish(peer, earlier)
         self._wait_for_space([peer for peer, answer in published.items() if answer.waiting_messages])
         return sum(each.chosen_messages for each in published.values())

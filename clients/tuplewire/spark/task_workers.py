@@ -157,7 +157,7 @@ class TaskPoller(TaskWorkers):
             wanted = [task for task in self.owners.by_task if task in wanted]
             if not wanted:
                 time.sleep(wait)
-        tasks_at = self.owners.by_worker(wanted)
+        tasks_at = self.owners.group_tasks(wanted)
         polls = {peer: self._poll_request(peer, tasks, seen, wait) for peer, tasks in tasks_at.items()}
         if wait and len(polls) > 1:
             self._wait_for_any(polls, wait)
@@ -207,7 +207,7 @@ class TaskPoller(TaskWorkers):
         last: the last sequence for each task; 0: all. Raises UnreachableError.
         """
         found: dict[int, EntryRuns] = {}
-        for peer, tasks in self.owners.by_worker(last).items():
+        for peer, tasks in self.owners.group_tasks(last).items():
             polled = (pb.PolledTask(task=task, entries_to_sequence=last[task]) for task in tasks)
             request = pb.PollRequest(topology=self._topology, expected_worker_id=peer.worker_id, tasks=polled)
             answer = self[peer.address].poll(request)
@@ -231,7 +231,7 @@ class TaskPoller(TaskWorkers):
             for task, each in states.items()
             if offsets[task].worker == each.worker and each.acknowledged < offsets[task].sequence
         ]
-        for peer, tasks in self.owners.by_worker(behind).items():
+        for peer, tasks in self.owners.group_tasks(behind).items():
             ends = {task: offsets[task].sequence for task in tasks}
             self[peer.address].acknowledge(self._topology, peer.worker_id, states[tasks[0]].worker, ends)
 

@@ -110,12 +110,12 @@ class Parser(argparse.ArgumentParser):
 
     def _check_options(self, words: Sequence[str]) -> None:
         """Report an unknown option first. Its value would otherwise be read as a positional argument."""
-        commands = self._subparsers is not None
+        has_commands = self._subparsers is not None
         known = [each for each in self._option_string_actions if each.startswith("--")]
-        for word in takewhile(lambda word: word.startswith("-") if commands else word != "--", words):
+        for word in takewhile(lambda word: word.startswith("-") if has_commands else word != "--", words):
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
-                place = " before COMMAND" if commands else ""
+                place = " before COMMAND" if has_commands else ""
                 self.error(str(unknown_error(f"option {option}{place}", option, known)))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -217,7 +217,7 @@ class StreamedClient(IClientConnection):
             counts.bytes,
             max(0, counts.connections - 1),
             ack_handler.assignment_version,
-            self.sender.buffer.window.possibly_lost,
+            self.sender.buffer.session.possibly_lost,
         )
 
     def close(self, timeout: float = 10.0) -> None:

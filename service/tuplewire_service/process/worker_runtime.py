@@ -60,7 +60,8 @@ class WorkerRuntime:
     """
 
     def __init__(self, config: WorkerConfig, stop: Stop, debugging: DebugBundles) -> None:
-        self._config, self._get_drain_seconds = config, lambda: config.drain_seconds
+        self._config = config
+        self._get_drain_seconds: Callable[[], float] = lambda: config.drain_seconds
         self._stop = stop
         self.loop = messaging_thread()
         self.loop.loop.set_exception_handler(self._on_defect)

@@ -98,7 +98,7 @@ class Connections:
 
     async def _close(self, peer: Peer, connection: SendingEnd, timeout: float) -> None:
         unacked = await connection.withdraw(timeout)
-        if lost := connection.buffer.window.possibly_lost:
+        if lost := connection.buffer.session.possibly_lost:
             # New worker ids may appear indefinitely, so later ones share one count.
             known = peer.worker_id in self._past_losses or len(self._past_losses) < _MAX_DEPARTED_PEERS
             self._past_losses[peer.worker_id if known else OTHER] += lost
@@ -133,7 +133,7 @@ class Connections:
     @property
     def unretained_messages(self) -> int:
         """Messages that neither the receiver nor their sender is known to have."""
-        return sum(each.window.count_only_here() for each in (*self._connections.values(), *self._closing))
+        return sum(each.session.count_only_here() for each in (*self._connections.values(), *self._closing))
 
     @property
     def pending_messages(self) -> int:
@@ -158,7 +158,7 @@ class Connections:
                 sent_frames=counts.frames,
                 sent_bytes=counts.bytes,
             )
-            lost[peer.worker_id] += connection.window.possibly_lost
+            lost[peer.worker_id] += connection.session.possibly_lost
             newest = max(status.newest_assignment_version, connection.ack_handler.assignment_version)
             status.newest_assignment_version = newest
         status.possibly_lost_messages.update(lost)
@@ -190,32 +190,32 @@ class Connections:
     def unreleased_by_peer(self) -> Iterator[tuple[Peer, int, Mapping[TaskAndEntry, int]]]:
         """Yield each worker, its incarnation, and last_unreleased_sequences() of its connection."""
         for peer, connection in self._connections.items():
-            window = connection.window
-            yield peer, window.worker_incarnation, window.last_unreleased_sequences()
+            session = connection.session
+            yield peer, session.worker_incarnation, session.last_unreleased_sequences()
 
-    def find_ended_peers(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
+    def find_ended_peers(self, departed: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
         """Return unreachable peers from which pending messages must be reclaimed, with the tasks of these.
 
-        `incarnations` are workers that shut down cleanly. `former` are previous owners of moved tasks; they
+        `departed` are workers that shut down cleanly. `former` are previous owners of moved tasks; they
         count if they hold no message of this worker.
         """
         found: dict[Peer, set[int]] = {}
         for peer, connection in self._connections.items():
             if not self.is_connected(peer):
-                window = connection.window
-                keys, drained = window.last_unreleased_sequences(), window.worker_incarnation in incarnations
-                if keys and (drained or (peer in former and window.all_written_released)):
+                session = connection.session
+                keys, drained = session.last_unreleased_sequences(), session.worker_incarnation in departed
+                if keys and (drained or (peer in former and session.all_written_released)):
                     found[peer] = {task for task, _ in keys}
         return found
 
     def release_departed(self, incarnations: Container[int]) -> None:
         """Count all messages at departed workers as released: these workers had forwarded all of them."""
         for connection in self._connections.values():
-            window = connection.window
-            if window.worker_incarnation in incarnations:
-                window.on_receiver_shutdown()
+            session = connection.session
+            if session.worker_incarnation in incarnations:
+                session.on_receiver_shutdown()
                 # The departed worker accounts for its messages, so they do not count as possibly lost.
-                window.receiver_accounts = True
+                session.receiver_accounts = True
                 connection.buffer.run_callbacks()
 
     def abort(self) -> None:

@@ -34,7 +34,7 @@ def _is_behind(group: TaskGroup, connection: SendingEnd, worker: int, own_number
     """Return True if earlier messages of an entry worker are unreleased on a connection."""
     # A flow without an entry worker (0) carries this worker's own messages.
     numbers = (0, worker) if worker == own_number else (worker,)
-    return connection.window.route_before(group.task, numbers, group.entry_sequence) is not None
+    return connection.session.route_before(group.task, numbers, group.entry_sequence) is not None
 
 
 @dataclass(slots=True)
@@ -265,7 +265,7 @@ class Moves:
             held_groups += move.take_ready()
             # The connection of a lost route looks empty before its messages return.
             move.routes = [
-                each for each in move.routes if each.lost or not each.connection.window.all_released(task)
+                each for each in move.routes if each.lost or not each.connection.session.all_released(task)
             ]
             # Until the local queue is empty, later messages must still follow through it.
             if not (move.routes or move.held_by_entry_worker) and self._is_drained(task):

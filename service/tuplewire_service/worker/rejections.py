@@ -110,17 +110,17 @@ class Rejections:
         self,
         settings: WorkerSettings,
         ledger: Ledger,
-        recv: Callable[[ReceivedBatch], None],
+        route: Callable[[ReceivedBatch], None],
         can_route: Callable[[int], bool],
     ) -> None:
-        """Send copies through `recv`. `can_route`: True if messages for a task can be queued or forwarded."""
+        """Send copies through `route`. `can_route`: True if a task has a queue or an owner."""
         self.rejection_count = 0
         """Total number of rejections."""
         self.ignore_delays = False
         """True once the worker drains: delays no longer apply."""
         self._settings = settings
         self._ledger = ledger
-        self._recv = recv
+        self._route = route
         self._can_route = can_route
         self._waiting: list[RejectedCopy] = []
         self._blocked_queues: dict[int, TaskQueue] = {}
@@ -320,7 +320,7 @@ class Rejections:
         else:
             self._ledger.dropped[drop_reason] += len(routable)
         if routable:
-            self._recv(ReceivedBatch.for_callback(routable, self))
+            self._route(ReceivedBatch.for_callback(routable, self))
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the waiting copies."""

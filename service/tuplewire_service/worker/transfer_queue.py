@@ -156,5 +156,5 @@ def _as_forwarded(groups: Iterable[TaskGroup], worker: int, connection: SendingE
     for group in groups:
         if group.task not in routes:
             workers = (entry_worker(group.path) or worker,)
-            routes[group.task] = connection.window.route_before(group.task, workers, group.entry_sequence)
+            routes[group.task] = connection.session.route_before(group.task, workers, group.entry_sequence)
         yield group.as_forwarded(worker, routes[group.task] or 0)

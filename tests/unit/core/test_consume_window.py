@@ -156,7 +156,7 @@ def test_parts_of_a_batch_name_their_window() -> None:
     """The window stays with every part of a batch, because only it can apply the acknowledgement."""
     window = opened(1)
     arrived = arrive(window, 1, "abc")
-    assert arrived.window is window
-    assert [part.window for part in arrived.split(1)] == [window, window]
-    assert arrived.without([9]).window is window
-    assert [part.window for part in arrived.each_delivery()] == [window]
+    assert arrived.session is window
+    assert [part.session for part in arrived.split(1)] == [window, window]
+    assert arrived.without([9]).session is window
+    assert [part.session for part in arrived.each_delivery()] == [window]

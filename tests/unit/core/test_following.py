@@ -155,7 +155,7 @@ async def test_a_failed_subscription_returns_no_later_messages() -> None:
         (stream,) = receiver._streams
         receiver.on_failed(UnknownTaskError("task 2 is gone"))
         with receiver.lock:  # as a stream that is still open
-            receiver.put(stream.window.receive([Delivery(1, TaskGroup.of(1, [b"later"]))]))
+            receiver.put(stream.session.receive([Delivery(1, TaskGroup.of(1, [b"later"]))]))
         with pytest.raises(UnknownTaskError):
             await receiver.take_async(0)
 

@@ -22,7 +22,7 @@ def test_tasks_are_grouped_by_worker() -> None:
     """by_worker() omits unknown tasks, and unknown() names them."""
     owners = TaskOwners("test", "near:1")
     owners.apply(assignment(3, {"a": [1, 2], "b": [3], "c": []}), "near:1")
-    assert owners.by_worker([3, 1, 2, 9]) == {Peer("b", "b:1"): [3], Peer("a", "a:1"): [1, 2]}
+    assert owners.group_tasks([3, 1, 2, 9]) == {Peer("b", "b:1"): [3], Peer("a", "a:1"): [1, 2]}
     assert owners.by_address == {f"{name}:1": Peer(name, f"{name}:1") for name in "abc"}
     assert "task 9 is not in assignment version 3, which has 1-3: use" in str(owners.unknown_error([9]))
 
@@ -47,4 +47,4 @@ def test_a_worker_without_a_fitting_assignment_is_an_error() -> None:
         owners.apply(None, "b:1")
     with pytest.raises(WrongTopologyError, match="b:1 serves topology 'other', not 'test'"):
         owners.apply(assignment(2, {"b": [1]}, "other"), "b:1")
-    assert owners.by_worker([1]) == {Peer("a", "a:1"): [1]}
+    assert owners.group_tasks([1]) == {Peer("a", "a:1"): [1]}
