@@ -151,7 +151,7 @@ def _completion(arguments: argparse.Namespace) -> int:
 
 def _add_worker(commands: Any) -> None:
     example = "--tasks 0-99 --listen-unix /tmp/tuplewire.sock"
-    parser = add_command(commands, _worker, "run a worker with queues for tasks; Ctrl-C drains it", example)
+    parser = add_command(commands, _worker, "run a worker, which owns the queues of its tasks", example)
     about = f"TOML file of settings; keys are the flags with _ for - (environment: {CONFIG_VARIABLE})"
     parser.add_argument("--config", metavar="FILE", type=Path, help=about)
     about = "print the effective settings with origins, and exit"

@@ -75,7 +75,7 @@ def _parse_transport(name: str) -> str:
     """Check a transport's name. The error for a class of Storm's names the replacement."""
     replacement = tuplewire_transport(name)
     if replacement is not None:
-        raise ConfigError(f"{name!r} is a class of Storm's: write {replacement!r} in place of it")
+        raise ConfigError(f"{name!r} is a class of Storm: write {replacement!r} instead")
     return str(_TRANSPORT_CHOICE.convert(name))
 
 
@@ -96,7 +96,7 @@ class WorkerConfig(WorkerSettings):
     """All settings of a worker process. Sizes are in bytes, times in seconds."""
 
     worker_id: str = setting(
-        ANY_TEXT, "", "name of this worker, unique in the topology (default: host and port or process id)"
+        ANY_TEXT, "", "unique name of this worker (default: host, and port or process id)"
     )
     listen: str = setting(
         HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: a free port, see address_file"
@@ -235,7 +235,7 @@ class WorkerConfig(WorkerSettings):
                 continue
             if not is_loopback(split_host_port(address)[0]):
                 raise ConfigError(
-                    f"{name} is {address}, which other machines reach, and there is no TLS: give "
+                    f"{name} is {address}, which other machines reach, and there is no TLS: "
                     "set tls_certificate, tls_key and tls_ca, or allow_plaintext if the network is trusted"
                 )
 

@@ -242,7 +242,7 @@ def test_a_worker_that_is_called_otherwise_is_told_its_name(bound: str, advertis
     """The reason names the address, its id in the assignment, and the flag."""
     reason = _reason("vm:6700", bound, ("w1", address), advertise=advertise)
     assert reason.startswith(
-        f"the assignment has no worker vm:6700; its {address} is called w1: start with --worker-id w1"
+        f"the assignment has no worker vm:6700; it gives {address}, which is here, to w1: start with --worker-id w1"
     )
 
 
@@ -256,5 +256,5 @@ def test_a_worker_that_is_not_named_hears_who_is(address: str) -> None:
 def test_a_worker_whose_address_is_anothers_is_not_meant() -> None:
     """Swapped addresses are an error, because two workers would receive each other's messages."""
     reason = _reason("a", "127.0.0.1:1", ("a", "127.0.0.1:2"), ("b", "127.0.0.1:1"))
-    assert "has a elsewhere; and gives 127.0.0.1:1, here, to b" in reason
+    assert "has a elsewhere, and gives 127.0.0.1:1, here, to b" in reason
     assert "--worker-id b" in reason

@@ -172,7 +172,7 @@ def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
 def test_numbers_of_rejections_grow(numbers: tuple[int, ...]) -> None:
     """Rejection numbers must increase, because the worker counts settled rejections by them."""
     told = pb.TaskCursor(task=1, rejections=[pb.Rejection(number=each, sequence=1) for each in numbers])
-    with pytest.raises(MalformedError, match=r"rejection \d of task 1"):
+    with pytest.raises(MalformedError, match=r"task 1: rejection \d"):
         list(cursor_slices(told, 1000))
 
 

@@ -31,11 +31,11 @@ PROGRAM, WORKER = Program(), Program(OTHER)
 
 
 class Route:
-    """A connection to a previous owner: a send window with a receiver simulated by the test."""
+    """A connection to a previous owner: a send session with a receiver simulated by the test."""
 
     def __init__(self, *sent: TaskGroup) -> None:
-        self.window = SendSession(SessionSettings())
-        reopen(self.window)
+        self.session = SendSession(SessionSettings())
+        reopen(self.session)
         self.ack_handler = self
         if sent:
             self.send(*sent)
@@ -44,15 +44,15 @@ class Route:
         """Do nothing: every release is known here."""
 
     def send(self, *groups: TaskGroup) -> None:
-        assert self.window.offer(groups, "inbound")
-        frame = self.window.next_frame()
+        assert self.session.offer(groups, "inbound")
+        frame = self.session.next_frame()
         assert frame is not None
-        self.window.apply_ack(ack_of(frame.sequence, [], []))
+        self.session.apply_ack(ack_of(frame.sequence, [], []))
 
     def consume(self, group: TaskGroup, messages: int) -> None:
         """Release a total of `messages` messages of the group's flow."""
         grant = credit_of(group.flow_id, PLENTY, PLENTY, messages)
-        self.window.apply_ack(ack_of(self.window.acked_frame, [grant], []))
+        self.session.apply_ack(ack_of(self.session.acked_frame, [grant], []))
 
 
 def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OTHER) -> TaskGroup:
@@ -142,7 +142,7 @@ def test_later_messages_take_the_route_of_earlier_ones() -> None:
     """Earlier messages took a longer route; on a shorter one, later messages could arrive first."""
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
     route = Route(earlier)
-    behind = route.window.route_before(TASK, (OTHER,), 2)
+    behind = route.session.route_before(TASK, (OTHER,), 2)
     assert behind == route_of(earlier.path)
     assert later.as_forwarded(OTHER, behind).flow_id == earlier.flow_id
     assert messages(2, passed_on=4).as_forwarded(OTHER, behind).flow_id == messages(2, passed_on=5).flow_id
@@ -180,7 +180,7 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route.send(messages(1))
     moves.by_task[TASK].hold(messages(2), WORKER)
     moves.mark_lost({PEER})
-    route.window.withdraw()
+    route.session.withdraw()
     assert moves.by_task[TASK].must_hold(messages(3), WORKER)
     assert moves.take_ready(moves.filter_moving()) == []
     moves.remove_routes(cast("SendingEnd", route), [])
@@ -209,12 +209,12 @@ def test_what_travelled_further_stays_in_front() -> None:
     route = Route(first)
     route.consume(first, 1)
     for group in (messages(7, passed_on=2), messages(12, passed_on=1)):
-        assert route.window.offer([group], "inbound")
-    reopen(route.window, 8)
-    frame = route.window.next_frame()
+        assert route.session.offer([group], "inbound")
+    reopen(route.session, 8)
+    frame = route.session.next_frame()
     assert frame is not None
     assert [group.entry_sequence for run in frame.runs for group in run] == [7, 12]
-    assert [group.entry_sequence for group, _ in route.window.withdraw()] == [7, 12]
+    assert [group.entry_sequence for group, _ in route.session.withdraw()] == [7, 12]
 
 
 def test_a_message_between_held_ones_waits() -> None:

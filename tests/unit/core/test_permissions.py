@@ -79,9 +79,9 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
         ("[[client]]\nsend = [1]", "client 1 .* send is a text"),
         ('[[client]]\n[[client]]\nsend = "9-1"', "client 2 .* tasks are written like"),
         ('[[client]]\nsned = "1"', "unknown key 'sned'"),
-        ('[[client]]\ncontrol = ["status"]', "control has assign, drain, publish"),
+        ('[[client]]\ncontrol = ["status"]', "control may contain assign, drain, publish"),
         *(
-            (f"[[client]]\ntokens = {value}", "tokens is a list of texts")
+            (f"[[client]]\ntokens = {value}", "tokens must be a list of strings")
             for value in ('[""]', "[1]", "[]", '"a"', '["a", ""]')
         ),
         ("[[client]]\ncertificates = []", "omit it if it is empty"),

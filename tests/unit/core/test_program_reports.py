@@ -59,7 +59,7 @@ def test_a_report_replaces_the_last_one() -> None:
     both = {("orders", "bill", "1"): 6, ("orders", "bill", "2"): 7}
     assert worker.values() == both
     worker.version = 2
-    with pytest.raises(StaleAssignmentError, match="by assignment 1, and the current one is 2"):
+    with pytest.raises(StaleAssignmentError, match="for assignment 1, and the current one is 2"):
         worker.take(counter(1, 9), program="r")
     assert worker.values() == both  # no program has reported for the new assignment yet
     worker.take(counter(2, 1), version=2)

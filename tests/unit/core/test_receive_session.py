@@ -202,7 +202,7 @@ def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
 @pytest.mark.parametrize(
     ("window", "accepted", "refused", "says"),
     [
-        (WINDOW, [], group(1, 9, size=0), r"task 1: 9 messages of 0 bytes were sent, 8 of 80"),
+        (WINDOW, [], group(1, 9, size=0), r"task 1: 9 messages of 0 bytes were sent, only 8 of 80"),
         (WINDOW, [group(1, 8), group(2, 8)], group(1, 1), "9 messages"),
         (WINDOW, [group(0, 4)], group(0, 9), "task 0: 13 messages"),
         # The last message may exceed the bytes, and the next one may not start.

@@ -56,6 +56,7 @@ WRONG: dict[str, list[Any]] = {
     "ID": [5, "", " "],
     "HOST": [5, "", None],
     "FILE": [5, "", Path("/file")],
+    "DIRECTORY": [5, ""],
     "NAMES": ["a", [5], ["a*b"]],
     "HOST:PORT": [5, "host", "host:", "host:65536", "::1:1"],
     "HOST[:PORT]": [5, "", "host:0"],
@@ -97,6 +98,7 @@ RIGHT: dict[str, Any] = {
     "ID": "id",
     "HOST": "::1",
     "FILE": "file",
+    "DIRECTORY": "directory",
     "NAMES": ("a.example", "*.b.example"),
     "HOST:PORT": "127.0.0.1:77",
     "HOST[:PORT]": "[fd00::1]",
@@ -166,7 +168,7 @@ def test_a_wrong_value_is_refused(kind: type[Settings], each: Setting) -> None:
                 assert str(raised.value).startswith(key)
     with pytest.raises(ConfigError) as raised:
         kind(**{**BESIDE[kind], each.name: Fraction(1, 3)})
-    assert str(raised.value).startswith(f"{each.name} must be {each.kind.allowed}, ")
+    assert str(raised.value).startswith(f"{each.name} must be {each.kind.allowed}")
     assert ("not Fraction(1, 3)" in str(raised.value)) != each.secret
 
 
@@ -208,7 +210,7 @@ def test_flags_variables_and_file_give_the_same_object(
     variables = {settings_of(kind)[name].variable: text for name, text in texts.items()}
     by_flags, by_variables = load(texts, {}), load({}, variables)
     assert by_flags.config == by_variables.config == config
-    assert by_flags.origins[each.name] == f"flag {each.flag}"
+    assert by_flags.origins[each.name] == f"argument {each.flag}"
     assert by_variables.origins[each.name] == f"environment {each.variable}"
     file = tmp_path / "worker.toml"
     file.write_text(to_toml(by_flags.config, by_flags.origins), encoding="utf-8")
@@ -220,7 +222,7 @@ def test_an_error_names_the_source() -> None:
     for each in settings_of(WorkerConfig).values():
         wrong = "a*b" if each.kind.metavar == "NAMES" else " "
         if each.kind is not ANY_TEXT:
-            with pytest.raises(ConfigError, match=rf"^flag {each.flag}\b"):
+            with pytest.raises(ConfigError, match=rf"^argument {each.flag}\b"):
                 load({each.name: wrong}, {})
             with pytest.raises(ConfigError, match=rf"^environment {each.variable}\b"):
                 load({}, {each.variable: wrong})

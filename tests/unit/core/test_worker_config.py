@@ -251,7 +251,7 @@ def test_plaintext_for_other_machines_takes_a_flag(listen: str, name: str) -> No
     """Without TLS, a public address, also one for peers, is an error that names the fix."""
     settings: dict[str, Any] = {name: listen, "transport": "grpc" if name == "listen" else "zmq"}
     with pytest.raises(
-        ConfigError, match=rf"^{name} is .* there is no TLS: give tls_certificate.*allow_plaintext"
+        ConfigError, match=rf"^{name} is .* there is no TLS: set tls_certificate.*allow_plaintext"
     ):
         WorkerConfig(**settings)
     assert WorkerConfig(**settings, allow_plaintext=True)

@@ -44,7 +44,7 @@ def test_wrong_tasks(text: str) -> None:
         ({"tasks": "1", "maxMessagesPerTrigger": "0"}, "Trigger must be a whole number from 1, not '0'"),
         ({"tasks": "1", "timeout": "nan"}, "timeout must be a time in seconds, more than 0, not 'nan'"),
         ({"tasks": "1", "failOnDataLoss": "no"}, "true or false"),
-        ({"tasks": "1", "address": "nowhere"}, "neither host:port .*nor unix"),
+        ({"tasks": "1", "address": "nowhere"}, "neither host:port, .*nor unix"),
         ({}, "option tasks is missing"),
     ],
 )

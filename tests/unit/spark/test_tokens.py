@@ -31,7 +31,7 @@ def test_file_is_read(tmp_path: Path) -> None:
         ("", "has no token"),
         ("# none\n", "has no token"),
         ("etl geheimnis", "line 1 .* 16 to 4096"),
-        (f"{SECRET}\na {SECRET} geheimnis", "line 2 .* neither"),
+        (f"{SECRET}\na {SECRET} geheimnis", "line 2 .* is not TOKEN"),
         ("geheimnis-mit-ä-und-mehr", "line 1 .* printable ASCII"),
         ("geheimnis" * 500, "line 1 .* 16 to 4096 printable"),
     ],

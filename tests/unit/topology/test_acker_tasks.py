@@ -47,7 +47,7 @@ def test_tasks_keep_their_ids() -> None:
 
 def test_ackers_twice() -> None:
     """Ackers can be added to a topology only once."""
-    with pytest.raises(TopologyError, match="has acker tasks already"):
+    with pytest.raises(TopologyError, match="already has acker tasks"):
         with_ackers(SYSTEM, 1)
 
 

@@ -140,14 +140,6 @@ def test_hooks_see_a_worker_and_its_tasks() -> None:
     assert {"even": 1} in seen
 
 
-def test_a_hook_sees_acks_without_ackers() -> None:
-    """Without ackers, the tuples of a spout are acked once they are sent, and its hooks see it."""
-    conf = {"greeting": "hello", "topology.acker.executors": 0}
-    with LocalCluster() as cluster:
-        cluster.submit("t", conf, builder(Shares()).create_topology()).wait()
-    assert seen.count(("spout", "acked", 0)) == seen.count(("spout", "acked", 1)) == 1
-
-
 def test_a_hook_that_fails_at_the_start_ends_the_worker() -> None:
     """A failing worker hook stops the worker with an error that names the hook."""
     with LocalCluster() as cluster, pytest.raises(TopologyError, match="worker hook Fails: no database"):

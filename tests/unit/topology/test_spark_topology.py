@@ -208,7 +208,7 @@ def test_a_row_that_always_fails_is_given_up(
     (told,) = logged(caplog, "spark.rows_failed")
     wanted = [(4, (number,)) for number in range(0, 20, 2)] if policy == "dead_letter" else []
     assert sorted((letter.tries, letter.tuple.values) for letter in letters) == wanted
-    assert (told["attempts"], told["last"]) == (4, failed_rows.examples[0])
+    assert (told["attempts"], told["row"]) == (4, failed_rows.examples[0])
 
 
 class Unprintable:

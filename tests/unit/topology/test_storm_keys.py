@@ -196,11 +196,11 @@ def test_a_file_of_a_worker(tmp_path: Path) -> None:
 )
 def test_transports_of_storm_have_a_hint(name: str, ours: str, tmp_path: Path) -> None:
     """For a class of Storm's, the error names the equivalent transport."""
-    with pytest.raises(ConfigError, match=f"class of Storm's: write '{ours}'"):
+    with pytest.raises(ConfigError, match=f"class of Storm: write '{ours}'"):
         TransportFactory.make_context({TRANSPORT_KEY: name})
     file = tmp_path / "worker.toml"
     file.write_text(f'{TRANSPORT_KEY} = "{name}"\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"class of Storm's: write '{ours}'"):
+    with pytest.raises(ConfigError, match=f"class of Storm: write '{ours}'"):
         load({}, {}, file)
 
 

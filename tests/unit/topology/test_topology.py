@@ -131,7 +131,7 @@ WRONG: list[tuple[Change, str]] = [
     (lambda b: b.set_bolt("x", Sink(), 0), "bolt 'x' has the parallelism 0"),
     (lambda b: b.set_bolt("x", Sink(), True), "bolt 'x' has the parallelism True"),
     (lambda b: b.set_bolt("x", Sink(), 3).set_num_tasks(2), "3 executors for 2 task"),
-    (lambda b: b.set_bolt("x", Sink()).set_num_tasks(2**31), "more than there are task ids"),
+    (lambda b: b.set_bolt("x", Sink()).set_num_tasks(2**31), "exceed the number of task ids"),
     (lambda b: b.set_bolt("x", Lines()), "bolt 'x' is of type Lines, not a Bolt or BasicBolt"),  # type: ignore[arg-type]
     (lambda b: b.set_spout("x", Sink()), "spout 'x' is of type Sink, which is not a Spout"),  # type: ignore[arg-type]
     (lambda b: b.set_bolt("x", Sink()).custom_grouping("split", First),  # type: ignore[arg-type]
