@@ -226,14 +226,14 @@ def test_while_it_reads_what_to_send(worker: Running) -> None:
 
 def test_while_it_waits_for_acknowledgements(tmp_path: Path) -> None:
     """`send` prints how many messages must be sent again; `recv` gets the others, also during a drain."""
-    flags = ["--tasks=1", "--receive-queue-messages=5", "--drain-seconds=30"]
+    flags = ["--tasks=1", "--receive-queue-messages=1000", "--drain-seconds=30"]
     with running(tmp_path, *flags) as full, ControlClient(full.address) as control:
-        words = ["send", "1", *"abcdefgh", "--timeout=600", f"--address={full.address}"]
+        words = ["send", "1", *map(str, range(2000)), "--timeout=600", f"--address={full.address}"]
         code, errors = interrupted(words, lambda _: eventually(lambda: control.status().ledger.accepted, 60))
         control.drain()
-        received = run_command("recv", "1", "--count=5", f"--address={full.address}").stdout
-    assert (code, received.split()) == (130, [*"abcde"])
-    assert "5 of 8 messages acknowledged; 3 must be sent again: the last of each task\n" in errors
+        received = run_command("recv", "1", "--count=1000", f"--address={full.address}").stdout
+    assert (code, received.split()) == (130, [*map(str, range(1000))])
+    assert "1000 of 2000 messages acknowledged; 1000 must be sent again: the last of each task\n" in errors
 
 
 @new_interpreter
