@@ -80,7 +80,7 @@ class ChannelFactory:
         hint = "does the worker require TLS (TUPLEWIRE_TLS_CA)"
         if self.credentials.uses_tls(address):
             shown = self.credentials.tls_certificate or "no certificate: TUPLEWIRE_TLS_CERTIFICATE is not set"
-            hint = f"does the worker use TLS, and does it accept this client's certificate ({shown})"
+            hint = f"does the worker use TLS, does it accept this certificate ({shown}), and is it valid"
         return "" if address.startswith("unix:") else f"; {hint}? Has it reached max_connections?"
 
     def tls_state(self) -> object:
