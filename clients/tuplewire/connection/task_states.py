@@ -48,7 +48,7 @@ class TaskState(NamedTuple):
         absent = "its consumer has just left" if self.just_left else f"no consumer for {seconds:.0f} s"
         consumer = "subscribed" if self.consumer else absent
         oldest = f", the oldest for {self.oldest_seconds:.0f} s" if self.oldest_seconds else ""
-        return f"{consumer}, {self.queued_messages} unprocessed at {self.worker_id}{oldest}"
+        return f"{consumer}, {self.queued_messages} unread at {self.worker_id}{oldest}"
 
 
 class TaskStates(dict[int, TaskState]):

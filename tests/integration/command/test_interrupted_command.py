@@ -232,7 +232,8 @@ def test_while_it_waits_for_acknowledgements(tmp_path: Path) -> None:
         code, errors = interrupted(words, lambda _: eventually(lambda: control.status().ledger.accepted, 60))
         control.drain()
         received = run_command("recv", "1", "--count=1000", f"--address={full.address}").stdout
-    assert (code, received.split()) == (130, [*map(str, range(1000))])
+    assert code in INTERRUPTED
+    assert received.split() == [*map(str, range(1000))]
     assert "1000 of 2000 messages acknowledged; 1000 must be sent again: the last of each task\n" in errors
 
 

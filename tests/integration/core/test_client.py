@@ -149,7 +149,7 @@ async def test_nobody_there_is_named(make: Make, nobody: str, address: str, reas
     client = make(address, max_pending_messages=1)
     await client.send(0, b"x")
     why = ""
-    while not re.search(f"1 message .* after 0.1 s; {address} .*{reason}.*pending", why):
+    while not re.search(f"1 message .* after 0.1 s; {address} .*{reason}", why):
         with pytest.raises(FlushTimeoutError) as caught:
             await client.flush(0.1)
         why = str(caught.value)
@@ -220,7 +220,7 @@ async def test_recv_times_out_and_goes_on(make: Make, pair: Pair) -> None:
     """An idle task raises WaitTimeoutError, which is a TimeoutError, and the subscription remains usable."""
     task = pair.near_task()
     async with make(pair.near.address) as client, client.recv([task], timeout=0.3) as subscription:
-        with pytest.raises(WaitTimeoutError, match="nothing arrived"):
+        with pytest.raises(WaitTimeoutError, match="no message through"):
             await anext(subscription)
         await client.send(task, b"0")
         await client.flush(10)

@@ -115,7 +115,7 @@ def test_what_is_no_message_cannot_be_rejected(letter_pair: Pair) -> None:
         next(subscription)
         with pytest.raises(MessageError, match="no message 1 to reject, of 1"):
             subscription.reject(1)
-        with pytest.raises(MessageError, match="delay is -1"):
+        with pytest.raises(MessageError, match="delay must be from 0"):
             subscription.reject(0, delay=-1)
 
 

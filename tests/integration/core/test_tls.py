@@ -99,7 +99,7 @@ def _strangers(cluster: Cluster, folder: Path) -> dict[str, tuple[Credentials, s
         "plaintext": (Credentials(), "TUPLEWIRE_TLS_CA"),
         "no certificate": (anonymous, "TUPLEWIRE_TLS_CERTIFICATE"),
         "signed by somebody else": (replace(unknown, tls_ca=cluster.program.tls_ca), ""),
-        "expired": (files_of(expired, folder / "expired", WORKER), "accept this client's certificate"),
+        "expired": (files_of(expired, folder / "expired", WORKER), "is it valid?"),
     }
 
 
