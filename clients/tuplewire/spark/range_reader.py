@@ -213,7 +213,7 @@ class RangeReader:
         if not count:
             return
         first = self._range.start + self.messages_read + 1
-        which = f"messages {first} to {first + count - 1} of task {self._range.task} are lost"
+        which = f"messages {first} to {first + count - 1} of task {self._range.task} are gone"
         text = f"{which}: the task {why}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to continue without them")

@@ -124,9 +124,7 @@ def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Pa
         one_worker("vm:6700", f"--assignment-file={file}", directory=tmp_path, port=port) as worker,
         client_of(worker.address) as client,
     ):
-        reason = (
-            f"the assignment has no worker vm:6700; its {address} is called w1: start with --worker-id w1"
-        )
+        reason = f"the assignment has no worker vm:6700; it gives {address}, which is here, to w1: start"
         readyz = worker.metrics_url.removesuffix("/metrics") + "/readyz"
         eventually(lambda: reason in get(readyz)[1])
         client.send(numbered(0, range(10)))

@@ -71,7 +71,7 @@ def test_reports_are_in_metrics(worker: Running, control: ControlClient) -> None
     with pytest.raises(ResourceLimitError, match="report once a second"):
         control.report_program(report(counter(1, 6)))
     control.update_assignment(assignment_for(worker, 2))
-    with pytest.raises(StaleAssignmentError, match="by assignment 1, and the current one is 2"):
+    with pytest.raises(StaleAssignmentError, match="for assignment 1, and the current one is 2"):
         control.report_program(report(counter(1, 6)))
     control.report_program(report(counter(1, 1), version=2))
     assert told(worker) == {ORDERS % 1: 1}

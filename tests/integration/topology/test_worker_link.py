@@ -235,7 +235,7 @@ def test_a_program_without_an_assignment_has_nothing_to_report() -> None:
     topology = helpers.words.topology()
     worker = host("here", topology, "local")
     program = TopologyProgram(worker.handle, "helpers.words:topology", {"topology.acker.executors": 0})
-    assert read_value(program.call(pack_values(["ask", 1])), 0)[0] == [None, None]
+    assert read_value(program.call(pack_values(["get_report", 1])), 0)[0] == [None, None]
     assert program.close(SECONDS)
     worker.abort()
 

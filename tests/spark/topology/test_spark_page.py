@@ -64,10 +64,10 @@ def test_a_slow_bolt_on_spark_is_seen(
         until(lambda page: len(row(page, "count")["workers"]) == 2, "both workers are seen")
         until(lambda page: str(page["tasks"]).count("'count'") == 2, "its tasks are named")
         slow.touch()
-        until(lambda page: "bolt count is slow" in str(page["blocking"]), "the culprit is named")
-        until(lambda page: row(page, "count")["slow"], "the culprit is marked")
+        until(lambda page: "bolt count is slow" in str(page["problems"]), "the culprit is named")
+        until(lambda page: row(page, "count")["is_slow"], "the culprit is marked")
         slow.unlink()
-        until(lambda page: not row(page, "count")["slow"], "all is well")
+        until(lambda page: not row(page, "count")["is_slow"], "all is well")
 
 
 def viewer_of(command: str) -> AbstractContextManager[str]:
