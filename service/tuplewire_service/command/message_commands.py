@@ -14,13 +14,13 @@ import math
 import os
 import stat
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tuplewire.errors import ConfigError, DrainingError, FlushTimeoutError, MessageError, UnknownTaskError
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
 _NOTICE_SECONDS = 1.0
 _INTERRUPTED_SECONDS = 2.0  # the longest wait for acknowledgements after Ctrl-C
+_RAISED = "messages.refused", "connection.ended"  # log events whose reasons flush() raises
 _MAX_SHOWN_BYTES = 2000
 _HEADER = ("id", "time (UTC)", "task", "source", "count", "bytes", "reason")
 
@@ -113,11 +114,11 @@ def client_of(
     with make_control_client(arguments) as control, wait_notice(wait_reason, arguments.timeout):
         with nullcontext() if arguments.handler is _send else suppress(DrainingError):  # it delivers
             control.wait_ready(arguments.timeout)
-        control.get_assignment()
+        control.get_assignment()  # reads max_message_bytes, too
     from tuplewire.client import Client
 
-    for name in ("receiver_reports", "sending_end"):  # flush() raises the refusals
-        logging.getLogger(f"tuplewire.connection.{name}").addFilter(lambda each: ".refused" not in each.msg)
+    for name in ("connection.receiver_reports", "connection.sending_end"):
+        logging.getLogger(f"tuplewire.{name}").addFilter(lambda each: not each.msg.startswith(_RAISED))
     credentials = read_credentials(arguments)
     settings["max_message_bytes"] = min(control.max_message_bytes, 64 * MIB)  # fits in the client's buffer
     client = Client(
@@ -135,11 +136,10 @@ def client_of(
 
 
 @contextmanager
-def wait_notice(reason: str, timeout: float, more: Iterable[str] = ()) -> Iterator[threading.Timer]:
+def wait_notice(reason: str, timeout: float, more: Iterable[str] = ()) -> Iterator[Timer]:
     """Print a wait's reason and (lazy) `more` after a second, unless the block ends or cancels the timer."""
     limit = "Ctrl-C to stop" if timeout == math.inf else f"at most {timeout:g} s"
-    text = f"waiting for {reason} ({limit})"
-    timer = threading.Timer(_NOTICE_SECONDS, lambda: write_lines(sys.stderr, text, *more))
+    timer = Timer(_NOTICE_SECONDS, lambda: write_lines(sys.stderr, f"waiting for {reason} ({limit})", *more))
     timer.daemon = True
     timer.start()
     try:
