@@ -165,8 +165,9 @@ def write_tables(
         lines = [row.cells() for row in rows[:limit]]
         if width:
             lines = [[_shorten(escape_unprintable(cell)) for cell in line] for line in lines]
-        shown = _visible_columns(columns, lines, width)
-        write_lines(stream, "", name)
+        shown, hidden = _visible_columns(columns, lines, width)
+        titles = ", ".join(columns[i].title for i in hidden)
+        write_lines(stream, "", f"{name} (a wider terminal also shows: {titles})" if hidden else name)
         header, *cells = [[line[i] for i in shown] for line in ([each.title for each in columns], *lines)]
         if rows:
             write_table(stream, header, cells)
@@ -181,14 +182,20 @@ def _shorten(cell: str) -> str:
     return cell if len(cell) <= _MAX_CELL_WIDTH else f"{cell[:half]}...{cell[-half:]}"
 
 
-def _visible_columns(columns: list[Column], lines: list[list[str]], width: int | None) -> list[int]:
-    """Return the indexes of the columns that have content and fit the width; minor columns go first."""
+def _visible_columns(
+    columns: list[Column], lines: list[list[str]], width: int | None
+) -> tuple[list[int], list[int]]:
+    """Return the indexes of columns with content: those that fit the width, and the others.
+
+    Minor columns are left out first.
+    """
     filled = [any(cell not in {"", NOT_KNOWN} for cell in column) for column in zip(*lines, strict=True)]
-    shown = [index for index, has_content in enumerate(filled) if has_content]
+    shown, hidden = [index for index, has_content in enumerate(filled) if has_content], []
     widths = [_GAP + max(map(len, each)) for each in zip([c.title for c in columns], *lines, strict=True)]
     while width and sum(widths[i] for i in shown) - _GAP > width:
-        shown.remove(max((i for i in shown if columns[i].minor), default=shown[-1]))
-    return shown
+        hidden.append(max((i for i in shown if columns[i].minor), default=shown[-1]))
+        shown.remove(hidden[-1])
+    return shown, sorted(hidden)
 
 
 def write_bundle(client: ControlClient, file: Path) -> list[str]:
