@@ -294,5 +294,6 @@ def error_from_status(
     # 5. The hint names TLS settings, because gRPC's own text does not.
     hint = TRUST_HINT if _CERT_REJECTED.search(details) else hint if _HANDSHAKE_CUT.search(details) else ""
     if no_connection := _NO_CONNECTION.fullmatch(details):
-        return errors.UnreachableError(f"{address}: no connection: {no_connection[1]}{hint}")
+        advice = hint or "; start a worker there, or correct the address"
+        return errors.UnreachableError(f"{address}: no connection: {no_connection[1]}{advice}")
     return errors.UnreachableError(f"{address}: {code.name}: {details}{hint}")

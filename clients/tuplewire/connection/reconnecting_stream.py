@@ -87,11 +87,9 @@ class ReconnectingSession(ABC):
 
     @property
     def connection_state(self) -> str:
-        """The state of the connection, as text; with advice if no process listens there."""
-        text = self._last_problem.removeprefix(f"{self.address}: ")
-        if text.startswith("no connection: ") and text[-1] != "?":  # a question is advice about TLS
-            text = f"{text.removeprefix('no connection: ')}; start a worker there, or correct the address"
-        return "connected" if self.connected else f"not connected: {text}"
+        """The state of the connection, as text."""
+        reason = self._last_problem.removeprefix(f"{self.address}: ").removeprefix("no connection: ")
+        return "connected" if self.connected else f"not connected: {reason}"
 
     # --- for subclasses ------------------------------------------------------------------------------
 

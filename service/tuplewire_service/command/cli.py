@@ -60,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(arguments)
     except TuplewireError as error:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
-        advice = "; start a worker there, or correct its address (--address, TUPLEWIRE_ADDRESS, assignment)"
-        unreachable = "no connection: " in str(error) and str(error)[-1] != "?" and "run" not in arguments[:1]
-        return _print_error(arguments, f"{error}{advice if unreachable else ''}", code)
+        return _print_error(arguments, str(error), code)
     except ModuleNotFoundError as error:
         extra = _EXTRA_BY_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:
