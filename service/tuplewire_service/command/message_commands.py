@@ -107,12 +107,16 @@ def _add_messages(commands: Any, handler: Handler, help_text: str, example: str)
 
 @contextmanager
 def client_of(
-    arguments: argparse.Namespace, source: int | None = None, **settings: Unpack[SessionKeywords]
+    arguments: argparse.Namespace,
+    source: int | None = None,
+    *,
+    sends: bool = False,
+    **settings: Unpack[SessionKeywords],
 ) -> Iterator[Client]:
     """Connect a client to a worker. Raise UnreachableError if it is not ready within the timeout."""
     wait_reason = f"the worker at {arguments.address}"
     with make_control_client(arguments) as control, wait_notice(wait_reason, arguments.timeout):
-        with nullcontext() if arguments.handler is _send else suppress(DrainingError):  # it delivers
+        with nullcontext() if sends else suppress(DrainingError):  # a worker that drains still delivers
             control.wait_ready(arguments.timeout)
         control.get_assignment()  # reads max_message_bytes, too
     from tuplewire.client import Client
@@ -161,7 +165,7 @@ def _send(arguments: argparse.Namespace) -> int:
         print("type one message per line; Ctrl-D ends the input", file=sys.stderr)
     client: Client | None = None
     try:
-        with client_of(arguments, arguments.source) as client:
+        with client_of(arguments, arguments.source, sends=True) as client:
             with closing(counted(messages, "messages", _share_of_input, drawn=reads and not typed)) as each:
                 for task, payload, metadata in each:
                     if not client.try_send(task, payload, **metadata):
