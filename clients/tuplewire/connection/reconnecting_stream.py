@@ -137,7 +137,7 @@ class ReconnectingSession(ABC):
 
     def _log_unreachable(self) -> None:
         reason = f"{self._last_problem}; trying again"
-        logger.warning("worker.unreachable", extra={"address": self.address, "reason": reason})
+        logger.warning("worker.not_connected", extra={"address": self.address, "reason": reason})
 
     def _cancel_warning(self) -> None:
         """Cancel the warning: there is a connection, or none is needed."""

@@ -304,10 +304,10 @@ def test_the_log_says_that_nobody_is_there(
     """A warning is logged once, with the address and the reason in its text."""
     client = client_of(nobody)
     held = [act(client)]  # a dropped subscription would end
-    eventually(lambda: held and logged(caplog, "worker.unreachable"), 10)
+    eventually(lambda: held and logged(caplog, "worker.not_connected"), 10)
     client.close(0)
-    (told,) = [each for each in caplog.records if "worker.unreachable" in each.message]
-    assert f"worker.unreachable address={nobody} reason=" in told.message
+    (told,) = [each for each in caplog.records if "worker.not_connected" in each.message]
+    assert f"worker.not_connected address={nobody} reason=" in told.message
     assert (told.levelname, "Connection refused" in told.message) == ("WARNING", True)
 
 
@@ -319,7 +319,7 @@ def test_a_client_that_closes_has_lost_nothing(pair: Pair, caplog: pytest.LogCap
     assert logged(caplog, "connection.ready")
     assert logged(caplog, "connection.closed")
     assert not logged(caplog, "connection.lost")
-    assert not logged(caplog, "worker.unreachable")
+    assert not logged(caplog, "worker.not_connected")
     with client_of(pair.near.address) as client:
         assert next(client.recv(task)).payloads == [b"x"]
 
