@@ -123,10 +123,12 @@ def undelivered_lines(client: ControlClient) -> Iterator[str]:
         waiting.sort(key=attrgetter("queued_messages"), reverse=True)
         for each in waiting[:MAX_LINES]:
             oldest = f", the oldest for {format_time(each.oldest_seconds)}" if each.oldest_seconds else ""
-            whose = "whose consumer has not acknowledged them" if each.subscribed else "without a consumer"
+            whose = "not acknowledged by its consumer" if each.subscribed else "without a consumer"
             yield f"{counted(each.queued_messages, 'message')} to task {each.task} {whose}{oldest}"
         if others := sum(each.queued_messages for each in waiting[MAX_LINES:]):
             yield f"{counted(others, 'message')} to {counted(len(waiting) - MAX_LINES, 'more task')}"
+        if drains and (copies := status.rejected_waiting_messages):
+            yield f"{counted(copies, 'message')} to deliver again, or as dead letters, after rejections"
         for peer in status.peers if drains else ():
             if held := peer.ledger.pending:
                 missing = "acknowledged" if peer.connected else "connected"

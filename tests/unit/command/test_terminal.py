@@ -12,7 +12,7 @@ import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers import eventually
@@ -20,13 +20,14 @@ from helpers.tools import ran
 from helpers.worker_process import COMMAND
 
 from tuplewire import TaskMessageBatch
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2
 from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
 from tuplewire_demos.run_wordcount import WordCounts, write_words
-from tuplewire_service.command.status_report import status_as_text, write_tables
+from tuplewire_service.command.status_report import status_as_text, undelivered_lines, write_tables
 from tuplewire_service.command.terminal import counted, write_lines, write_table
 from tuplewire_service.command.viewer.cluster_rows import ClusterRows, TaskRow, WorkerRow
 from tuplewire_service.control.log_output import EventFormatter
@@ -52,6 +53,28 @@ def test_text_of_others_is_escaped() -> None:
     shown = [*out.getvalue().splitlines(), *status_as_text(status).split("\n")]
     assert "peers       \\x1b]0;owned\\x07 not connected" in shown
     assert all(line.isprintable() for line in shown)
+
+
+class _DrainingWorker:
+    def status(self) -> control_pb2.GetStatusResponse:
+        status = control_pb2.GetStatusResponse(state=control_pb2.WORKER_STATE_DRAINING)
+        status.tasks.add(task=7, queued_messages=1, subscribed=True, oldest_seconds=2)
+        status.rejected_waiting_messages = 3
+        status.peers.add(worker_id="b", connected=True).ledger.pending = 4
+        status.peers.add(worker_id="c").ledger.pending = 5
+        status.components.add(component="count").executors.add(queued_tuples=6)
+        return status
+
+
+def test_a_drain_names_all_that_it_waits_for() -> None:
+    """Queues, rejected messages, messages to other workers, and tuples in executors."""
+    assert list(undelivered_lines(cast("ControlClient", _DrainingWorker()))) == [
+        "1 message to task 7 not acknowledged by its consumer, the oldest for 2.0 s",
+        "3 messages to deliver again, or as dead letters, after rejections",
+        "4 messages to worker b, not acknowledged",
+        "5 messages to worker c, not connected",
+        "6 tuples in executors of count",
+    ]
 
 
 def test_an_ascii_terminal_shows_all_words(tmp_path: Path) -> None:
