@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.cursors import cursor_of, rejection_of
+from helpers.logged import logged
 from helpers.queues import ASSIGNMENT, Program, consumers_of, queues_of, subscribe
 
 from tuplewire.errors import PermissionDeniedError, StaleAssignmentError, TooManyHopsError
@@ -40,6 +41,16 @@ async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -
         subscribe(router, "c", [cursor])
     router.table.program_tasks = frozenset()
     assert subscribe(router, "c", [cursor]).end_error is None
+
+
+async def test_a_dead_letter_task_without_an_owner_is_logged(
+    router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An assignment without the dead-letter task is applied, with a warning that names the task."""
+    router._settings = replace(router._settings, dead_letter_task=7)
+    assert router.update_assignment(replace(ASSIGNMENT, version=2))
+    (told,) = logged(caplog, "dead_letter_task.not_assigned")
+    assert told["task"] == 7
 
 
 async def test_messages_that_circle_are_refused(router: Router) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from helpers.executors import NoLink, wait_idle
 
 from tuplewire.errors import TopologyError
 from tuplewire_topology import (
@@ -23,6 +24,9 @@ from tuplewire_topology import (
 )
 from tuplewire_topology.clusters.capture import FixedTupleSpout
 from tuplewire_topology.clusters.cluster import LocalCluster
+from tuplewire_topology.running.executor_group import ExecutorGroup
+
+SECONDS = 30.0
 
 seen: list[Any] = []
 """The events that hooks have recorded. Hooks are copied, so they share a module's list."""
@@ -138,6 +142,17 @@ def test_hooks_see_a_worker_and_its_tasks() -> None:
         assert (name, "acked", 0) in notes
         assert (name, "failed", 1) in notes
     assert {"even": 1} in seen
+
+
+def test_a_spout_hook_sees_acks_without_ackers() -> None:
+    """Without ackers, a tuple counts as acked once it is sent."""
+    group = ExecutorGroup(builder(Shares()).create_topology(), conf={"greeting": ""}, link=NoLink())
+    group.start()
+    group.set_active(active=True)
+    assert wait_idle(group, SECONDS)
+    group.close()
+    acked = [each for each in seen if isinstance(each, tuple) and each[:2] == ("spout", "acked")]
+    assert acked == [("spout", "acked", 0), ("spout", "acked", 1)]
 
 
 def test_a_hook_that_fails_at_the_start_ends_the_worker() -> None:
