@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 from tuplewire.session.ledger import SettledMessages
@@ -100,12 +99,12 @@ class Flow:
     def first_unwritten_index(self) -> int:
         """The index in `waiting` of the first entry that was never written."""
         pending = self.waiting
-        # Written entries (age 0) are in front of the others.
-        return 0 if pending and pending[0].order else bisect_left(pending, 1, key=attrgetter("age"))
+        # Written entries (order 0) are in front of the others.
+        return 0 if pending and pending[0].order else bisect_left(pending, 1, key=lambda entry: entry.order)
 
     @property
     def first_unwritten_order(self) -> int:
-        """The age of the oldest entry that was never written; 0 if there is none."""
+        """The order of the first entry that was never written; 0 if there is none."""
         first = self.first_unwritten_index
         return self.waiting[first].order if first < len(self.waiting) else 0
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.cursors import credit_of
-from helpers.sending import PLENTY, Sending, contents, payloads
+from helpers.sending import PLENTY, Sending, contents, payloads, reopen
 
 from tuplewire.errors import MessageTooLargeError
 from tuplewire.session.ack_requests import QUICK_FRAMES, QUICK_SECONDS, REQUEST_EVERY_FRAMES, AckRequestPolicy
@@ -234,6 +234,17 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     assert sending.offer(1, 2)
     assert sending.dropped == {"overflow": 2, reason.replace(" ", "_"): 2}
     assert payloads(sending.frames()) == b"\2\3"
+
+
+def test_a_written_message_is_not_dropped_for_a_newer_one() -> None:
+    """After the receiver has restarted, a written message is in front of those that may be dropped."""
+    sending = dropping(max_pending_messages=3)
+    sending.write(1)
+    reopen(sending.window, 8, 1)
+    assert sending.offer(1, 2)
+    assert sending.offer(1)
+    assert sending.dropped == {"overflow": 1}
+    assert payloads(sending.frames()) == b"\0\2\3"
 
 
 APART = QUICK_SECONDS
