@@ -25,6 +25,7 @@ def reopen(window: SendSession, incarnation: int = 7, worker: int = 0) -> None:
         initial_credit=credit_of(0, PLENTY, PLENTY, 0),
         max_message_bytes=PLENTY,
         max_request_bytes=8 * PLENTY,
+        worker_id="w",
         worker_incarnation=worker,
     )
     window.on_connected(welcome)

@@ -21,7 +21,7 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.session.pending_messages import PendingMessages
 from tuplewire.session.pieces import frame_pieces, split_by_limit
 from tuplewire.settings.config import SessionSettings
-from tuplewire.values.group import TaskGroup, flow_of, split_flow
+from tuplewire.values.group import TaskGroup, entry_worker, flow_of, split_flow, worker_number
 from tuplewire.wire.messaging_pb2 import ERROR_CODE_UNKNOWN_TASK, Ack, Refusal, TaskCredit, Welcome
 
 MAX_QUICK_FRAMES_IN_FLIGHT = 8
@@ -52,6 +52,8 @@ class SendSession(PendingMessages):
         self.receiver_accounts = False
         """True if the receiver accounts for its messages: it drains, has departed, or got the goodbye."""
         self.worker_incarnation = 0
+        self._lost_entry_worker = 0
+        """The number of the receiver's previous process as an entry worker; 0 if none is known."""
         self.possibly_lost = 0
         """An upper bound on the messages that were lost with a receiver. It had acknowledged but not released
         them, and they are not retained here."""
@@ -81,6 +83,8 @@ class SendSession(PendingMessages):
     ) -> None:
         """Accept messages without checking the bounds. Call fits() first; for the arguments see offer()."""
         age = self._ledger.accepted + 1
+        if lost := self._lost_entry_worker:  # see on_connected()
+            groups = [each.as_redelivered() if entry_worker(each.path) == lost else each for each in groups]
         for group in groups:
             number = group.flow_id
             flow = self._flows.get(number)
@@ -123,7 +127,8 @@ class SendSession(PendingMessages):
         1. The receiver resumes at a frame that this sender does not have: raise ProtocolError.
         2. It remembers this session: repeat the frames after its last one, with their old numbers.
         3. It has no memory of this session: repeat all messages in new frames, and mark written messages as
-           redelivered. If another process answers, count messages possibly lost with the previous one.
+           redelivered. If another process answers, count messages possibly lost with the previous one, and
+           mark those that it had accepted from programs: they send copies, which may arrive first.
         """
         known = welcome.session_id == self.session_id != 0 and welcome.accepted_sequence >= self.acked_frame
         if not known and welcome.accepted_sequence:
@@ -138,6 +143,8 @@ class SendSession(PendingMessages):
         # 3. A process that evicted the session still has its messages. Another process does not have them.
         if not known and not same_worker:
             self.on_receiver_lost()
+            if self.worker_incarnation:
+                self._mark_returning(worker_number(welcome.worker_id, self.worker_incarnation))
         self.receiver_accounts = False
         self.worker_incarnation = welcome.worker_incarnation
         self._initial_credit = welcome.initial_credit.messages, welcome.initial_credit.bytes
@@ -160,6 +167,13 @@ class SendSession(PendingMessages):
         """Count messages that may be lost with the receiver, unless it announced its shutdown."""
         if not self.receiver_accounts:
             self.possibly_lost += self.count_at_receiver()
+
+    def _mark_returning(self, lost_entry_worker: int) -> None:
+        """Mark messages that return to the worker whose lost process had accepted them from programs."""
+        self._lost_entry_worker = lost_entry_worker
+        for flow in self._flows.values():
+            if entry_worker(flow.route) == lost_entry_worker:
+                flow.waiting = deque(each.as_redelivered() for each in flow.waiting)
 
     def _apply_limits(self, welcome: Welcome) -> None:
         """Apply the receiver's limits: drop messages above its limit, and split groups for smaller frames."""

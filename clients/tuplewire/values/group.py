@@ -6,6 +6,7 @@ Design: docs/design/sessions.md ("Frames are columns"); docs/design/moves.md for
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -115,6 +116,11 @@ def split_flow(flow: int) -> tuple[int, int]:
 def entry_worker(path: int) -> int:
     """Return the number of the worker that accepted messages from a program; 0 is the sending worker."""
     return path % _HOP
+
+
+def worker_number(worker_id: str, incarnation: int) -> int:
+    """Return the number of a worker's process in the path of forwarded messages, 1 to 2^32-1."""
+    return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1  # 0 stands for the sending worker
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -23,7 +22,7 @@ from tuplewire.errors import ResourceLimitError, TuplewireError
 from tuplewire.session.credit import SessionCredit
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import Amount, QueueShares
-from tuplewire.values.group import flow_of
+from tuplewire.values.group import flow_of, worker_number
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
 from tuplewire_service.messaging.base import AcceptedPeers, InboundSession
@@ -41,12 +40,6 @@ _MIN_WINDOW_MESSAGES = 64
 _OWNER = itemgetter(0)
 _MAX_CACHED_INBOUNDS = 256
 """Maximum number of cached inbound sessions, because entry workers change over time."""
-
-
-def worker_number(worker_id: str, incarnation: int) -> int:
-    """Return the number that identifies a worker in forwarded messages, 1 to 2^32-1."""
-    # 0 stands for a program.
-    return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
 class SenderStream:

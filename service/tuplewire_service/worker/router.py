@@ -23,10 +23,9 @@ from tuplewire.session.pressure import OutboundPressure
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import Peer
 from tuplewire.text.events import event_logger
-from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
+from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup, worker_number
 from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch, Subscribe
 from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceivedBatch
-from tuplewire_service.messaging.sender_sessions import worker_number
 from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource

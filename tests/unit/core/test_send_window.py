@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 from helpers.cursors import credit_of
-from helpers.sending import PLENTY, Sending, contents, payloads, reopen
+from helpers.sending import PLENTY, Sending, contents, groups, payloads, reopen
 
 from tuplewire.errors import MessageTooLargeError
 from tuplewire.session.ack_requests import QUICK_FRAMES, QUICK_SECONDS, REQUEST_EVERY_FRAMES, AckRequestPolicy
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import Overflow
-from tuplewire.values.group import TaskGroup, check_sizes, route_of
+from tuplewire.values.group import TaskGroup, check_sizes, route_of, worker_number
 
 dropping = functools.partial(Sending, overflow=Overflow.DROP_OLDEST)
 
@@ -234,6 +234,22 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     assert sending.offer(1, 2)
     assert sending.dropped == {"overflow": 2, reason.replace(" ", "_"): 2}
     assert payloads(sending.frames()) == b"\2\3"
+
+
+@pytest.mark.parametrize("offered", ["before", "after"])
+def test_messages_that_return_to_a_restarted_entry_worker_are_marked(offered: str) -> None:
+    """Its programs send copies to the new process, and these may arrive first."""
+    sending = Sending(opened=False)
+    reopen(sending.window, 7, 70)
+    returning = [TaskGroup.of(1, [b"a"]).numbered(1, 0).as_forwarded(worker_number("w", 70))]
+    others = [TaskGroup.of(1, [b"b"]).numbered(1, 0).as_forwarded(worker_number("w", 80))]
+    for each in returning + others if offered == "before" else ():
+        sending.offer_groups(each)
+    reopen(sending.window, 8, 80)
+    for each in returning + others if offered == "after" else ():
+        sending.offer_groups(each)
+    marks = {bytes(each.data): each.redelivered for each in groups(sending.frames())}
+    assert marks == {b"a": True, b"b": False}
 
 
 def test_a_written_message_is_not_dropped_for_a_newer_one() -> None:
