@@ -160,9 +160,9 @@ class _TopologyMember:
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Run the executors to the end, and yield output. Yields errors: raising would rerun the stage."""
-        place = self._plan.worker_refs[self._rank]
-        worker_credentials = credentials(self._token_file, is_own=place.is_own)
-        control = ControlClient(place.address, CALL_TIMEOUT_SECONDS, credentials=worker_credentials)
+        worker_ref = self._plan.worker_refs[self._rank]
+        worker_credentials = credentials(self._token_file, is_own=worker_ref.is_own)
+        control = ControlClient(worker_ref.address, CALL_TIMEOUT_SECONDS, credentials=worker_credentials)
         with self._control, ProgramReporter(control, self._program_report):
             coordinator = None
             if self._rank == 0:
@@ -180,14 +180,14 @@ class _TopologyMember:
             self._submit(ControlKind.CLOSED)
 
     def _create_client(self, purpose: str, **session: Any) -> Client:
-        place = self._plan.worker_refs[self._rank]
+        worker_ref = self._plan.worker_refs[self._rank]
         return Client(
-            place.address,
+            worker_ref.address,
             topology=self._plan.topology_name,
-            worker_id=place.worker_id,
+            worker_id=worker_ref.worker_id,
             client_id=f"{self._submitted.run_id}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,  # increases when Spark runs the stage again
-            credentials=credentials(self._token_file, is_own=place.is_own),
+            credentials=credentials(self._token_file, is_own=worker_ref.is_own),
             **session,
         )
 
@@ -206,8 +206,8 @@ class _TopologyMember:
     def _push_assignment(self) -> None:
         with ExitStack() as stack:
             controls = []
-            for address, place in self._plan.assignment_targets(self._rank):
-                access = credentials(self._token_file, is_own=place.is_own)
+            for address, worker_ref in self._plan.assignment_targets(self._rank):
+                access = credentials(self._token_file, is_own=worker_ref.is_own)
                 controls.append(stack.enter_context(ControlClient(address, credentials=access)))
             for control in controls:
                 control.update_assignment(self._plan.assignment())

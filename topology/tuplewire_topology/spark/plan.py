@@ -59,13 +59,13 @@ class WorkerRef:
 
     def watch_command(self, token_file: str | None) -> str:
         """Return the command to watch the cluster on the program's machine, with the token file, if any."""
-        token = f"TUPLEWIRE_TOKEN_FILE={shlex.quote(token_file)} " if token_file else ""
-        return f"{token}tuplewire top --web --address {self.address}"
+        prefix = f"TUPLEWIRE_TOKEN_FILE={shlex.quote(token_file)} " if token_file else ""
+        return f"{prefix}tuplewire top --web --address {self.address}"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The message of a PySpark task to the others at its start. place: its worker, or None.
+    """The message of a PySpark task to the others at its start. worker_ref: its worker, or None.
 
     submitter_version: the assignment version at the submitter's worker; only from the first PySpark task.
     """
@@ -80,8 +80,8 @@ class Plan:
 
     generation: the smallest attempt id. Attempt ids are unique, so it grows each time that Spark runs the
     stage; attempt *numbers* repeat. The ids at the workers are the topology's plus an offset, which depends
-    on run and generation. So messages in flight to an earlier generation reach no task. places: the worker of
-    each PySpark task. Raises ConfigError if the workers cannot work together.
+    on run and generation. So messages in flight to an earlier generation reach no task. worker_refs: the
+    worker of each PySpark task. Raises ConfigError if the workers cannot work together.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Plan:
         self._submitter = submitter
         workers = self.worker_refs if submitter is None else [*self.worker_refs, submitter]
         self.version = 1 + max(  # newer than at any worker, so that all workers accept it
-            *(place.assignment_version for place in workers), *(each.submitter_version for each in members)
+            *(worker.assignment_version for worker in workers), *(each.submitter_version for each in members)
         )
-        topologies = sorted({place.topology_name for place in workers})
+        topologies = sorted({worker.topology_name for worker in workers})
         if len(topologies) > 1:
             raise ConfigError(
                 f"the workers serve different topologies, {', '.join(map(repr, topologies))}: "
@@ -115,13 +115,12 @@ class Plan:
     def assignment(self) -> control_pb2.Assignment:
         """Return the assignment of tasks to workers. PySpark tasks may share a worker."""
         tasks: dict[Peer, list[int]] = {}
-        for rank, (place, rank_tasks) in enumerate(zip(self.worker_refs, self.tasks_by_rank, strict=True)):
-            ids = tasks.setdefault(Peer(place.worker_id, place.peer_address), [])
+        for rank, (owner, rank_tasks) in enumerate(zip(self.worker_refs, self.tasks_by_rank, strict=True)):
+            ids = tasks.setdefault(Peer(owner.worker_id, owner.peer_address), [])
             ids += [self.task_offset + task for task in rank_tasks]
             ids.append(self.control_task(rank))
-        if self._submitter is not None:
-            place = self._submitter
-            tasks.setdefault(Peer(place.worker_id, place.peer_address), []).append(SUBMITTER_TASK)
+        if (submitter := self._submitter) is not None:
+            tasks.setdefault(Peer(submitter.worker_id, submitter.peer_address), []).append(SUBMITTER_TASK)
         return control_pb2.Assignment(
             version=self.version,
             topology=self.topology_name,
@@ -135,16 +134,16 @@ class Plan:
         """
         targets = [(self.worker_refs[rank].address, self.worker_refs[rank])]
         if rank == 0 and self._submitter is not None:
-            ids = {place.worker_id for place in self.worker_refs}
+            ids = {worker_ref.worker_id for worker_ref in self.worker_refs}
             if self._submitter.worker_id not in ids:
                 targets.append((self._submitter.peer_address, self._submitter))
         return targets
 
 
-def _check_admission(places: Sequence[WorkerRef]) -> None:
+def _check_admission(workers: Sequence[WorkerRef]) -> None:
     """Raise ConfigError if a worker started for this run would refuse the other workers."""
-    others = [place for place in places if not place.is_own]
-    token_workers = [place for place in places if place.is_own and not place.tls]
+    others = [worker for worker in workers if not worker.is_own]
+    token_workers = [worker for worker in workers if worker.is_own and not worker.tls]
     if token_workers and others:
         raise ConfigError(
             f"{token_workers[0].worker_id!r} was started for this run and takes its token only, which "

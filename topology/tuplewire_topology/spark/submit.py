@@ -78,15 +78,15 @@ def submit_topology(
     run_id = uuid.uuid4().hex
     token = RunToken()
     with ExitStack() as stack:
-        place = None
+        worker = None
         token_file = stack.enter_context(token.as_file())
         if workers or not is_remote(spark):  # otherwise Spark's machines may be unreachable for this program
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
-            place = stack.enter_context(ensure_worker(address, str(host), name, token_file))
+            worker = stack.enter_context(ensure_worker(address, str(host), name, token_file))
         has_rows = rows is not None
         future = Submission(
-            name, run_id, tracked, conf, size, output, tuple(workers), place, has_rows=has_rows, token=token
+            name, run_id, tracked, conf, size, output, tuple(workers), worker, has_rows=has_rows, token=token
         )
         _check_picklable(future)
         stage = input_frame.mapInArrow(future, output.stage_schema(), barrier=True)

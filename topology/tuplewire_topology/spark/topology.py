@@ -115,15 +115,15 @@ class SparkTopology:
         self._active = True
         self._control: ControlChannel | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
-        place = submitted.submitter
-        self._receives_control = place is not None
-        if place is not None:
-            access = credentials(token_file, is_own=place.is_own)
-            self.watch_command = place.watch_command(access.token_file)
+        submitter = submitted.submitter
+        self._receives_control = submitter is not None
+        if submitter is not None:
+            access = credentials(token_file, is_own=submitter.is_own)
+            self.watch_command = submitter.watch_command(access.token_file)
             client = Client(
-                place.address,
-                topology=place.topology_name,
-                worker_id=place.worker_id,
+                submitter.address,
+                topology=submitter.topology_name,
+                worker_id=submitter.worker_id,
                 client_id=f"{submitted.run_id}-submitter",
                 credentials=access,
             )
