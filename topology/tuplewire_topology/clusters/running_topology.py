@@ -117,8 +117,8 @@ class RunningTopology(ABC):
     def _check_worker(self, worker: int) -> None:
         if not 0 <= worker < self.n_workers:
             raise TopologyError(
-                f"there is no worker {worker}: topology {self.name!r} has {self.n_workers}, from 0; "
-                "topology.workers sets the number"
+                f"there is no worker {worker}: topology {self.name!r} has the workers 0 to "
+                f"{self.n_workers - 1}; topology.workers sets their number"
             )
 
     def _executor_tasks(self, task: int) -> range:

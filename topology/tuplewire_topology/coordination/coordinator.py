@@ -100,8 +100,8 @@ class TerminationDetector:
             if self.exact:  # the second wave does not have to be at rest: equal sums are sufficient
                 received = sum(report.received for report in self._previous_reports.values())
                 self.is_finished = received == sum(report.sent for report in reports.values())
-            else:
-                self.is_finished = self._previous_reports == reports  # sums do not match after a restart
+            else:  # after a restart, the sums never match, so the reports must repeat
+                self.is_finished = self._previous_reports == reports
         self._previous_reports = reports if is_idle else None
         self.wave += 1
         if not self.is_finished:

@@ -61,7 +61,7 @@ _GAUGES_BY_COMPONENT: _Table = (
     ("spout_pending_tuples", "pending_tuples", "", "Tuples of a spout in flight."),
 )
 _QUEUE_GAUGES: _Table = (
-    ("receive_queue_tuples", "population", "receive-population", "Tuples in an executor's queue."),
+    ("receive_queue_tuples", "population", "receive-population", "Tuples now in an executor's queue."),
     ("receive_queue_capacity_tuples", "capacity", "receive-capacity", "Capacity of an executor's queue."),
     ("receive_queue_fill_ratio", "fill_ratio", "receive-pct_full", "Fill of an executor's queue, 0 to 1."),
     ("receive_queue_overflow_tuples", "overflow", "receive-overflow", "Tuples over the queue's capacity."),

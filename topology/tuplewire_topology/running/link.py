@@ -56,7 +56,7 @@ class InProcessWorker(Protocol):
         """Return the number of messages that the worker has dropped."""
 
     def create_client(self, n_tasks: int, prefetch_messages: int) -> Client:
-        """Return a new client of the worker, with memory for the messages of `n_tasks` tasks."""
+        """Return a new client of the worker, with a send buffer for `n_tasks` tasks."""
 
 
 class Link:

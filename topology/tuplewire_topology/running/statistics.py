@@ -63,6 +63,7 @@ class Pulse:
     step_count: int = 0
     iteration_start: float = field(init=False)
     _last_sample: tuple[int, ExecutorActivity] = (0, ExecutorActivity.STARTING)
+    """`step_count` and `activity` at the last call of call_seconds()."""
     _last_sample_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class Pulse:
         self.step_count += 1
 
     def call_seconds(self) -> float:
-        """Return the seconds since the current call of user code was first seen here; 0 if there is none.
+        """Return the seconds since this method first saw the current call of user code; 0 if there is none.
 
         Call this about once a second, from one thread. The result is too short by at most that time.
         """
@@ -235,7 +236,7 @@ class ExecutorLoad:
         self._per_tuple = 0.0
 
     def update(self, arrived: int, executed: int, busy_seconds: float) -> float:
-        """Return the load w / (1 + w) for a wait of w s. The arguments are totals."""
+        """Return wait / (1 + wait), for the expected wait in seconds. The arguments are totals."""
         tuples, spent = executed - self._executed, max(0.0, busy_seconds - self._busy_seconds)
         self._executed, self._busy_seconds = executed, busy_seconds
         latest = spent / tuples if tuples > 0 else max(self._per_tuple, spent)  # at least `spent`

@@ -391,5 +391,5 @@ class Batcher:
 
 def _as_text(value: Any) -> str | None:
     if isinstance(value, bytes):
-        raise TypeError("bytes have no form as text")
+        raise TypeError("bytes are not text: decode them, or give the bolt a schema")
     return value if value is None or isinstance(value, str) else str(value)
