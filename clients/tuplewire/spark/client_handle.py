@@ -137,7 +137,7 @@ class BlockClient(NotPicklable, AnswerMethods):
     def recv(
         self, tasks: int | Iterable[int], *, timeout: float | None = None, follow: bool = True
     ) -> Subscription:
-        """See Client.recv; close the subscription within the block."""
+        """See Client.recv; close the subscription in the block. follow=False: only this client's worker."""
         return self._get_open_client().recv(tasks, timeout=timeout, follow=follow)
 
     def asker(self, reply_to: int) -> Asker:

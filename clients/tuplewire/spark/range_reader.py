@@ -112,15 +112,15 @@ class RangeReader:
         if wanted.runs is not None:
             unread = wanted.runs.unread_ranges(wanted.start, end.sequence, wanted.after)
             location = _Location(end.address, wanted.worker_id, end.worker, wanted.runs, unread, wanted.start)
-        with TaskPoller(self._options, [wanted.task], (end.address, *self._others)) as tasks:
+        with TaskPoller(self._options, [wanted.task], (end.address, *self._others)) as poller:
             while self.messages_read < end.messages:
-                location = location or self._locate(tasks)
+                location = location or self._locate(poller)
                 if location is None:
                     continue
                 try:
-                    yield from self._stream(location, tasks)
+                    yield from self._stream(location, poller)
                 except _RETRYABLE as error:
-                    if not self._has_moved(tasks, location):
+                    if not self._has_moved(poller, location):
                         self._retry.wait_or_raise(error)
                         continue
                     passed = location.runs.last_sequences(location.position)
@@ -135,7 +135,7 @@ class RangeReader:
             return None
         return held is None or (held.worker, held.start) != (location.worker, location.runs.start)
 
-    def _locate(self, tasks: TaskPoller) -> _Location | None:
+    def _locate(self, poller: TaskPoller) -> _Location | None:
         """Return the current location of the rest of the range; None if that is lost, and loss is allowed.
 
         Waits until the previous worker has forwarded all of it.
@@ -145,11 +145,11 @@ class RangeReader:
         deadline = time.monotonic() + self._options.timeout
         previous: PreviousOwner | None = None
         while True:
-            held = tasks.poll_tasks([wanted.task]).get(wanted.task)
+            held = poller.poll_tasks([wanted.task]).get(wanted.task)
             if held is None:
                 self._skip_lost(rest, "is no longer assigned")
                 return None
-            runs = tasks.fetch_runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
+            runs = poller.fetch_runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
             if runs is None:
                 continue
             unread = runs.unread_ranges(0, sys.maxsize, self._read_sequences, end.entries)
@@ -162,13 +162,13 @@ class RangeReader:
             if found >= rest:
                 break
             if held.worker != end.worker:
-                previous = tasks.wait_for_previous_owner(wanted.task, end.worker, end.address)
+                previous = poller.wait_for_previous_owner(wanted.task, end.worker, end.address)
             time.sleep(POLL_SECONDS)
         if not unread:
             return None
         return _Location(held.address, held.worker_id, held.worker, runs, unread, unread[0][0] - 1)
 
-    def _stream(self, location: _Location, tasks: TaskPoller) -> Iterator[pa.RecordBatch]:
+    def _stream(self, location: _Location, poller: TaskPoller) -> Iterator[pa.RecordBatch]:
         from tuplewire.spark.columns import read_batch  # not needed in the driver
 
         wanted = self._range
@@ -180,25 +180,25 @@ class RangeReader:
             after_sequence=location.position,
             last_sequence=location.end,
         )
-        with tasks.client(location.address, self._options.timeout) as control:
+        with poller.client(location.address, self._options.timeout) as control:
             for frame in control.read(request):
                 self._retry.reset()
-                self._skip_missing(location, frame[0].first_sequence - 1, tasks)
+                self._skip_missing(location, frame[0].first_sequence - 1, poller)
                 for groups in location.take(frame):
                     first = wanted.start + self.messages_read + 1
                     self.messages_read += sum(map(len, groups))
                     if self._tracing is not None:
                         count_contexts(groups, self._traces)
                     yield read_batch(groups, first, headers=self._options.include_headers)
-        self._skip_missing(location, location.end, tasks)
+        self._skip_missing(location, location.end, poller)
 
-    def _skip_missing(self, location: _Location, last: int, tasks: TaskPoller) -> None:
+    def _skip_missing(self, location: _Location, last: int, poller: TaskPoller) -> None:
         """Skip the messages of a location up to a sequence, because the worker no longer has them."""
         if last <= location.position:
             return
         # A worker releases the messages of a moved task before all workers know of the move. So this is a
         # loss only if the task has certainly not moved.
-        if self._has_moved(tasks, location) is not False:
+        if self._has_moved(poller, location) is not False:
             raise TaskNotLocalError(f"task {self._range.task} has left the worker at {location.address}")
         gone = count_messages(
             (max(first, location.position + 1), min(end, last))

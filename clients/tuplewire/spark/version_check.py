@@ -1,8 +1,8 @@
-"""Checks the versions of Tuplewire and its libraries when an executor unpickles an object of the driver.
+"""Checks the versions in an executor, and sets up its memory, when it unpickles an object of the driver.
 
-Spark itself compares the interpreters. This module is imported before all modules that need a library. Used
-by the readers, writers and ClientHandle. Owns the memory settings of reused Python processes. Thread-safe.
-Design: docs/design/identity.md.
+The versions are those of Tuplewire and its libraries; Spark itself compares the interpreters. This module is
+imported before all modules that need a library. Used by the readers, writers and ClientHandle. Owns the
+memory settings of reused Python processes. Thread-safe. Design: docs/design/identity.md.
 """
 
 from __future__ import annotations
