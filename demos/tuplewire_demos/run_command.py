@@ -76,7 +76,7 @@ def add_wordcount(jobs: Any, name: str) -> None:
     words.add_argument("--input", type=Path, metavar="FILE", required=True, help=flag_help)
     flag_help = "a new directory for all words, as CSV with a header"
     words.add_argument("--output", type=Path, metavar="DIR", help=flag_help)
-    flag_help = "on PySpark (spark, the default), in this process (local), or in a process for each worker"
+    flag_help = "spark: on PySpark (default); local: in this process; processes: in a process for each worker"
     modes = ("spark", "local", "processes")
     words.add_argument("--mode", metavar="MODE", choices=modes, default="spark", help=flag_help)
     words.add_argument("--splitters", **POSITIVE_COUNT_ARG, default=2, help="tasks that split (default: 2)")

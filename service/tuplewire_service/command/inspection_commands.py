@@ -67,7 +67,8 @@ def add_inspection_commands(commands: Any) -> None:
     parser = add_client_command(commands, _tap, about, "--tasks 42 --sample 0.01")
     parser.description = f"{parser.description} Consumers are not affected."
     parser.add_argument("--tasks", **TASKS_ARG, default=(), help="tasks, like 42 or 1,2,10-19 (default: all)")
-    parser.add_argument("--sample", **kind_arg(_SHARE), default=1.0, help="share of messages (default: 1)")
+    about = "share of the messages to show, more than 0 and at most 1 (default: 1, all)"
+    parser.add_argument("--sample", **kind_arg(_SHARE), default=1.0, help=about)
     about = "maximum messages per second (default: 100, maximum: 1000)"
     parser.add_argument("--rate", **kind_arg(integer(1, 1000)), default=100, help=about)
     about = "bytes of each message to show (default: 4096, maximum: 65536)"

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 _NOTICE_SECONDS = 1.0
 _INTERRUPTED_SECONDS = 2.0  # the longest wait for acknowledgements after Ctrl-C
-_RAISED = "messages.refused", "connection.ended"  # log events whose reasons flush() raises
+_RAISED = "messages.refused", "connection.ended"  # log events of errors that flush() raises
 _MAX_SHOWN_BYTES = 2000
 _HEADER = ("id", "time (UTC)", "task", "source", "count", "bytes", "reason")
 

@@ -187,9 +187,9 @@ def _shorten(cell: str) -> str:
 def _visible_columns(
     columns: list[Column], lines: list[list[str]], width: int | None
 ) -> tuple[list[int], list[int]]:
-    """Return the indexes of columns with content: those that fit the width, and the others.
+    """Return the indexes of columns with content: columns that fit the width, and the others.
 
-    Minor columns are left out first.
+    Minor columns are omitted first.
     """
     filled = [any(cell not in {"", NOT_KNOWN} for cell in column) for column in zip(*lines, strict=True)]
     shown, hidden = [index for index, has_content in enumerate(filled) if has_content], []

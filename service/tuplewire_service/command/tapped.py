@@ -73,9 +73,9 @@ def read_taps(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None, 
                     reader = (client, worker_id, arguments, arrived)
                     threading.Thread(target=_read, args=reader, daemon=True).start()
             next_check_at = time.monotonic() + _OWNER_CHECK_SECONDS
-            while (left := next_check_at - time.monotonic()) > 0:
+            while (wait_seconds := next_check_at - time.monotonic()) > 0:
                 try:
-                    address, response = arrived.get(timeout=left)
+                    address, response = arrived.get(timeout=wait_seconds)
                 except Empty:
                     break
                 last[address] = response

@@ -51,7 +51,7 @@ class LivePage(AbstractContextManager["LivePage"]):
         self._lock = threading.Lock()
         self._json = b""
         self._polled_at = float("-inf")
-        pages = {"/": lambda _: _html(), "/live.json": self._live}
+        pages = {"/": lambda _: _page_response(), "/live.json": self._live}
         self._server = HttpServer(f"127.0.0.1:{port}", pages, "the page", "choose another --port")
         # Browsers send no fragment (#), so the token is not part of a request's path.
         self.url = f"http://{self._server.address}/#token={self._token}"
@@ -114,7 +114,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 @cache
-def _html() -> HttpResponse:
+def _page_response() -> HttpResponse:
     """Return the page, with headers that restrict it to its own script, style and data."""
     text = PAGE.read_text(encoding="utf-8")
     script, style = (
