@@ -1,7 +1,7 @@
 """Spouts that read a text file in parts, and the lines that they skip.
 
-Used by both topologies. Owns a spout's open file, and its tuples that are not processed yet. Not thread-safe.
-Design: docs/design/topologies.md.
+Used by flight_topology.py and word_topology.py. Owns a spout's open file, and its tuples that are not
+processed yet. Not thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

