@@ -132,7 +132,7 @@ class SessionSettings(Settings):
     prefetch_messages: int = setting(
         integer(), 131_072, "maximum number of a task's unacknowledged messages at a consumer"
     )
-    prefetch_bytes: int = setting(SIZE, 16 * MIB, "maximum bytes of the same messages")
+    prefetch_bytes: int = setting(SIZE, 16 * MIB, "maximum bytes of the messages of prefetch_messages")
     reject_order: RejectOrder = setting(
         choice(RejectOrder),
         RejectOrder.CONTINUE,

@@ -149,7 +149,7 @@ class WorkerConfig(WorkerSettings):
         "cannot act as workers (default: the names in this worker's own certificate)",
     )
     tls_client_names: tuple[str, ...] = setting(
-        NAMES, (), "names in programs' certificates (default: any that the CA has signed)"
+        NAMES, (), "names in programs' certificates; others are refused (default: any that the CA signed)"
     )
     token_file: str | None = setting_like(
         Credentials, "token_file", "accepted tokens of programs, one per line: TOKEN or NAME TOKEN"

@@ -230,8 +230,8 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
         "silent_streams": "Streams without a first message yet; beyond "
         f"{MAX_PENDING_HANDSHAKES:,}, the oldest is refused.",
         "pending_messages": "Accepted messages that are neither acknowledged nor dropped yet.",
-        "rejected_waiting_messages": "Copies of rejected messages that wait for their delay, or for a worker "
-        "with their task.",
+        "rejected_waiting_messages": "Copies of rejected messages, including dead letters, that wait for "
+        "their delay, or for a worker with their task.",
         "predecessor_possibly_lost_messages": "Upper bound on messages that may be lost with the previous "
         "process of this worker.",
         "published_waiting_messages": "Messages published by Spark's sinks that wait for space in their "
@@ -300,7 +300,7 @@ _TASK_COUNTS = (
     ("task_received_messages", "Messages received for a task."),
     ("task_acknowledged_messages", "Messages acknowledged by a task's consumer."),
 )
-_SOURCE = "by source: a worker's id, client for all programs, or executors for this worker's own."
+_SOURCE = "by source: a worker's id, executors for the program in this process, or client for others."
 _RECEIVED = (
     ("received_messages", f"Messages received, {_SOURCE}"),
     ("received_frames", f"Frames received, {_SOURCE}"),

@@ -39,7 +39,9 @@ class WorkerSettings(Settings):
         "maximum number of messages in one task's receive queue, and held for one remote task",
         storm="topology.executor.receive.buffer.size",
     )
-    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "size of the same queues, with keys and headers")
+    receive_queue_bytes: int = setting(
+        SIZE, 16 * MIB, "maximum bytes of receive_queue_messages, with keys and headers"
+    )
     reject_limit: int = setting(
         integer(), 5, "rejections after which a message is dropped, or moved to dead_letter_task if set"
     )
@@ -50,7 +52,7 @@ class WorkerSettings(Settings):
         SIZE, 64 * MIB, "memory for messages of Spark's sinks, for all tasks, until they are in the queues"
     )
     staging_disk_bytes: int = setting(
-        SIZE, 4096 * MIB, "disk space for further messages of Spark's sinks; a micro-batch must fit"
+        SIZE, 4096 * MIB, "disk space for messages above staging_memory_bytes; a micro-batch must fit"
     )
     staging_directory: str | None = setting(
         string("DIRECTORY"), None, "directory of staging's files, which have no names (default: the system's)"
