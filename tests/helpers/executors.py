@@ -65,7 +65,7 @@ class NoLink(Link):
 
 
 def alone(topology: Topology, *, conf: Mapping[str, Any] | None = None, **settings: Any) -> ExecutorGroup:
-    """Return the executors of all tasks of a topology, not started yet. The settings are ExecutorWorker's."""
+    """Return the executors of all tasks of a topology, not started yet. The settings are ExecutorGroup's."""
 
     def tell(column: AddressedTuples) -> None:
         worker.transfer.enqueue_system_tuples(column)

@@ -116,8 +116,8 @@ class Load:
 def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> None:
     """Run a process that sends to all tasks, over each route with a separate thread and client.
 
-    Each answer contains the progress so far. `go`: start (if the load waits for it) or resume. `rest`: pause
-    sending. `finish`: stop, and wait until all messages are acknowledged.
+    Each answer contains the progress so far. `go` starts it (if the load waits for it) or resumes it, `rest`
+    pauses it, and `finish` stops it after all messages are acknowledged.
     """
     tasks = load.tasks
     going = threading.Event()

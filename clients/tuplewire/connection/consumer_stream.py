@@ -74,7 +74,7 @@ class Inbox(ABC):
         *,
         follows_tasks: bool,
     ) -> None:
-        """Start without messages. follows: True if the subscription finds other workers for its tasks."""
+        """Start without messages. follows_tasks: True if the subscription finds other workers for tasks."""
         self.identity = identity
         self.settings = settings
         self.loop = loop

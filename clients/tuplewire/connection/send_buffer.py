@@ -54,8 +54,8 @@ class SendBuffer:
     ) -> None:
         """Start empty.
 
-        wake: called from any thread when there is something to write or to report. problem: returns, if the
-        receiver is unreachable, as the end of a sentence, for errors.
+        wake: called from any thread when there is something to write or to report. get_problem_suffix: if the
+        receiver is unreachable, returns the end of a sentence, for errors.
         """
         self.address = address
         self._settings = settings

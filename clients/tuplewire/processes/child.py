@@ -53,7 +53,7 @@ def make_private_directory(max_bytes: int = 4096) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command to run. log: the file for its output; a restart appends to it.
+    """A command to run. log_path: the file for its output; a restart appends to it.
 
     environment: added to this process's variables, except TUPLEWIRE_* ones, which are not inherited. user:
     the user that runs it; None: this process's.

@@ -47,7 +47,7 @@ class PendingPart:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Messages to a task, or forwarded to it by one route, with their own credit; see TaskGroup.flow."""
+    """Messages to a task, or forwarded to it by one route, with their own credit; see TaskGroup.flow_id."""
 
     route: int
     """See route_of()."""

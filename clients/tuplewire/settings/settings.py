@@ -39,9 +39,9 @@ class Kind:
     """The kind of a setting's values.
 
     metavar: the placeholder of a value in help. allowed: the allowed values, for errors and help. types: the
-    Python types; a bool is not a number. read: converts a typed value; raises ValueError or TypeError for an
+    Python types; a bool is not a number. convert: converts a value; raises ValueError or TypeError for an
     invalid one, or a ConfigError with a message for the user.
-    parse: converts text to a value, which is checked afterwards. plain: converts a value for JSON.
+    parse: converts text to a value, which is checked afterwards. to_plain: converts a value for JSON.
     write: returns text for parse, if users write a value differently from `to_plain`.
     """
 

@@ -53,7 +53,7 @@ _UNLIMITED = 2**62
 
 @dataclass
 class RangePartition(InputPartition):
-    """A partition of a read, which is sent to the Spark task. others: addresses of known workers."""
+    """A partition of a read, which is sent to the Spark task. addresses: of known workers."""
 
     message_range: ReadRange
     addresses: tuple[str, ...] = ()

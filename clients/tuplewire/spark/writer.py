@@ -87,7 +87,7 @@ class Part(WriterCommitMessage):
         staged: An encoded StagedAttempt for each worker, because Spark cannot pickle messages of protobuf;
             empty if the messages were sent.
         versions: The versions of the assignments from which the workers were taken.
-        bad_rows: The number of rows that could not be sent.
+        bad_row_count: The number of rows that could not be sent.
         failure: An error that another attempt would also get.
         run: The name of the query's run; empty: no other run publishes the staged messages.
     """
@@ -169,7 +169,7 @@ class _WriterBase(VersionChecked):
         return Part(sink, staged, frozenset(stager.versions), router.rejected.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeats: bool) -> None:
-        """Publish the chosen attempts, or raise an attempt's error. repeated: a restart may publish again."""
+        """Publish the chosen attempts, or raise an attempt's error. repeats: a restart may publish again."""
         parts = [part for part in messages if isinstance(part, Part)]
         failures = [part.failure for part in parts if part.failure is not None]
         for failure in failures[1:]:

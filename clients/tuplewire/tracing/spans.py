@@ -87,7 +87,7 @@ def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.
 
 
 class Tracing:
-    """Makes spans. Thread-safe. sample: the share of operations outside of any span that start a trace."""
+    """Makes spans. Thread-safe. sample_ratio: the share of operations outside of spans that start a trace."""
 
     def __init__(self, provider: trace.TracerProvider, sample_ratio: float) -> None:
         self._provider = provider

@@ -30,7 +30,7 @@ class Successors:
     ) -> None:
         """Add departed workers, including workers to which others had forwarded messages of this worker.
 
-        These other workers now release messages that are not processed. See Connections.unreleased().
+        These other workers now release messages that are not processed. See Connections.unreleased_by_peer().
         """
         own_keys = {(task, number or self._own_number) for _, _, keys in unreleased for task, number in keys}
         for departure in reports:
@@ -41,7 +41,7 @@ class Successors:
     def refresh(
         self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
     ) -> None:
-        """Add departed workers, before their messages count as released; see Connections.unreleased()."""
+        """Add departed workers before messages count as released; see Connections.unreleased_by_peer()."""
         for each in unreleased:
             self.add_departures(departures.find([each[1]]), [each])
 

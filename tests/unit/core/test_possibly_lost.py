@@ -88,7 +88,7 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
 
 
 def test_what_nobody_else_has() -> None:
-    """`unkept()` counts messages that wait or are in flight, except messages retained by their program."""
+    """`count_only_here()` counts messages that wait or are in flight, unless their program retains them."""
     window = SendSession(SessionSettings())
     reopen(window, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)

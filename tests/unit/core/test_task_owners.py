@@ -19,7 +19,7 @@ def assignment(version: int, tasks: Mapping[str, Iterable[int]], topology: str =
 
 
 def test_tasks_are_grouped_by_worker() -> None:
-    """by_worker() omits unknown tasks, and unknown() names them."""
+    """group_tasks() omits unknown tasks, and unknown_error() names them."""
     owners = TaskOwners("test", "near:1")
     owners.apply(assignment(3, {"a": [1, 2], "b": [3], "c": []}), "near:1")
     assert owners.group_tasks([3, 1, 2, 9]) == {Peer("b", "b:1"): [3], Peer("a", "a:1"): [1, 2]}
