@@ -198,7 +198,7 @@ class ConsumingEnd(ReconnectingSession):
             return
         fields = {"address": self.address, "reason": str(error)}
         if self.connected:
-            logger.info("subscription.lost", extra=fields)
+            logger.info("subscription.disconnected", extra=fields)
         elif str(error) != self._last_problem:
             logger.info("subscription.attempt_failed", extra=fields)
         self._last_problem = str(error)

@@ -262,7 +262,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             self._poller.acknowledge(offset.offsets)
             self._acknowledged_offset = offset
         except (UnreachableError, RefusedError) as error:
-            logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
+            logger.warning("spark.acknowledge_failed", extra={"reason": str(error)})
 
     def stop(self) -> None:
         self._poller.close()

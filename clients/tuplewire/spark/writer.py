@@ -173,7 +173,8 @@ class _WriterBase(VersionChecked):
         parts = [part for part in messages if isinstance(part, Part)]
         failures = [part.failure for part in parts if part.failure is not None]
         for failure in failures[1:]:
-            logger.error("sink.failed", extra={"sink": parts[0].sink, "epoch": epoch, "reason": str(failure)})
+            fields = {"sink": parts[0].sink, "epoch": epoch, "reason": str(failure)}
+            logger.error("sink.attempt_failed", extra=fields)
         if failures:
             raise failures[0]
         chosen: dict[Peer, list[StagedAttempt]] = {}
