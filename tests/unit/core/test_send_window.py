@@ -253,7 +253,7 @@ def test_messages_that_return_to_a_restarted_entry_worker_are_marked(offered: st
 
 
 def test_a_written_message_is_not_dropped_for_a_newer_one() -> None:
-    """After the receiver has restarted, a written message is in front of those that may be dropped."""
+    """After the receiver has restarted, a written message is in front of messages that may be dropped."""
     sending = dropping(max_pending_messages=3)
     sending.write(1)
     reopen(sending.window, 8, 1)
