@@ -63,6 +63,7 @@ class Worker:
             self._connected.append(stream)
             while await stream.read() is not None:
                 pass
+            stream.finish()  # a consumer that closes waits for it
 
     async def move(self, *tasks: int) -> None:
         """Give tasks up, and report this to the consumer."""
