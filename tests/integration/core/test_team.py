@@ -312,7 +312,7 @@ def test_a_stopped_process_is_slow_but_not_lost(pair: Pair) -> None:
 @pytest.mark.long
 def test_a_busy_process_is_slow_but_not_lost(pair: Pair) -> None:
     """A rank that holds the interpreter's lock for 30 s is not lost."""
-    with ranks_of(hold_the_interpreter, tasks_of(pair, 2), addresses_of(pair), 30.0, timeout=90) as ranks:
+    with ranks_of(hold_the_interpreter, tasks_of(pair, 2), addresses_of(pair), 30, timeout=90) as ranks:
         assert [each.outcome() for each in ranks] == [0, 1]
 
 
