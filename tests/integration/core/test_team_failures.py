@@ -70,10 +70,10 @@ SHORT = [("barrier", 0), ("large", 1), ("broadcast", 0), ("small", 2)]
 )
 def test_a_killed_process_is_an_error_in_all_other_ranks(pair: Pair, killed: list[tuple[str, int]]) -> None:
     """After SIGKILL of a rank in any call, all others raise RankLostError within ten seconds."""
-    for start in range(0, len(killed), 4):
+    for start in range(0, len(killed), 6):
         with ExitStack() as stack:
             teams = []
-            for name, victim in killed[start : start + 4]:
+            for name, victim in killed[start : start + 6]:
                 scripts = [
                     [("barrier",), ("kill",) if rank == victim else CALLS[name], ("barrier",)]
                     for rank in range(3)
