@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import doubling, runtimes, words
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from warm_spark import WarmSpark
 
@@ -48,6 +50,13 @@ def warm_spark() -> Iterator[WarmSpark]:
         for name, value in warm.environment.items():
             patch.setenv(name, value)
         yield warm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value(request: pytest.FixtureRequest) -> None:
+    """Send modules of the tests to Spark's Python workers, which do not find them."""
+    for module in (request.module, doubling, runtimes, words):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 _running = ExitStack()

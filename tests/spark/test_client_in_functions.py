@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from helpers.topology import collect
-from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -21,8 +19,6 @@ from tuplewire.spark import ClientHandle
 from tuplewire.spark.client_handle import close_clients
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find this module.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 TASK = 1
 LEFT = 2

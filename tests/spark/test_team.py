@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark import TaskContext, cloudpickle
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import tuplewire
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find this module.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 TASKS = range(100, 104)
 FAILURES = (PySparkException, Py4JJavaError)

@@ -7,21 +7,18 @@ import os
 import re
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from helpers import doubling as doubling_module
 from helpers import eventually
 from helpers.admin import samples
 from helpers.browser import page_data, web_viewer
 from helpers.doubling import Double, Numbers, doubling
 from helpers.measured_words import added_up
 from helpers.ports import listening_hosts
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
@@ -32,9 +29,6 @@ from tuplewire_topology import BasicOutputCollector, TopologyContext, Tuple
 from tuplewire_topology.spark import submit_topology
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find these modules.
-for module in (sys.modules[__name__], doubling_module):
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 N_WORKERS = 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from helpers import eventually
 from helpers.admin import samples
 from helpers.executors import pipeline
 from helpers.measured_words import added_up
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -29,8 +27,6 @@ from tuplewire_topology import (
 from tuplewire_topology.spark import submit_topology
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find this module.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 TWO = {"topology.workers": 2, "topology.acker.executors": 0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import doubling as doubling_module
 from helpers import eventually
 from helpers.doubling import Double, Numbers, doubling
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
@@ -34,9 +31,6 @@ from tuplewire_topology.spark import (
 )
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find these modules.
-for module in (sys.modules[__name__], doubling_module):
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 TWO = {"topology.workers": 2}

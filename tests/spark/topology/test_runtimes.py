@@ -10,10 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers import runtimes
 from helpers.admin import samples
 from helpers.runtimes import SECONDS, Notes, Running, Runtime, RuntimeContract, counted, typed
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -21,8 +19,6 @@ from tuplewire_topology import Topology
 from tuplewire_topology.spark import SparkTopology, TopologyResult, submit_topology
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find this module.
-cloudpickle.register_pickle_by_value(runtimes)  # type: ignore[no-untyped-call]
 
 
 class OnSpark(Running):

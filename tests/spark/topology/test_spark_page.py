@@ -13,15 +13,12 @@ import pytest
 from helpers import eventually, words
 from helpers.browser import page_data, web_viewer
 from helpers.executors import pipeline
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire_topology.spark import Rows, SparkTopology, run_topology, submit_topology
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a wait may take SECONDS
-# Spark's Python workers do not find this module.
-cloudpickle.register_pickle_by_value(words)  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 
