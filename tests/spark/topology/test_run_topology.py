@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from helpers import eventually
+from helpers.admin import samples
 from helpers.doubling import Double, Numbers, doubling
+from helpers.measured_words import added_up
 from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
-from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_topology import BasicBolt, BasicOutputCollector, FailedError, TopologyContext, Tuple
 from tuplewire_topology.running.statistics import ProcessFailedError
 from tuplewire_topology.spark import (
@@ -45,10 +47,16 @@ def quiet(_: TopologyProgress) -> None:
 
 
 @pytest.fixture(scope="module")
-def workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks: start it first
-    """Return the addresses of two workers that all topologies here use, one after the other."""
+def endpoints(spark: SparkSession) -> Iterator[list[Endpoint]]:  # noqa: ARG001 - Spark forks: start it first
+    """Run two workers that all topologies here use, one after the other."""
     with WorkerProcesses(2, "tests", flags=["--drain-seconds=1"]) as local:
-        yield [each.unix_address for each in local.endpoints]
+        yield local.endpoints
+
+
+@pytest.fixture
+def workers(endpoints: list[Endpoint]) -> list[str]:
+    """Return the addresses of the workers."""
+    return [each.unix_address for each in endpoints]
 
 
 Run = Callable[..., TopologyResult]
@@ -113,11 +121,14 @@ class FailToPrepare(Double):
 
 
 class DieAndRefuse(Double):
-    """Kills its process the first time that it receives one number; raises an error at every tenth number."""
+    """Counts numbers, but kills its process at one number, once, and raises an error at each tenth number."""
 
     def __init__(self, at: int, notes: Path) -> None:
         self.at = at
         self.notes = notes
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.seen = context.register_counter("seen")
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         died = self.notes / "died"
@@ -126,6 +137,7 @@ class DieAndRefuse(Double):
             os.kill(os.getpid(), signal.SIGKILL)
         if message["number"] % 10 == 0:
             raise ValueError(message["number"])
+        self.seen.inc()
         super().execute(message, collector)
 
 
@@ -223,8 +235,8 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> N
         _ = again.dead_letters
 
 
-def test_dead_letters_are_those_of_one_generation(run: Run, tmp_path: Path) -> None:
-    """If a Python process is killed, the topology starts again, and each dead letter appears once."""
+def test_results_are_those_of_one_generation(run: Run, endpoints: list[Endpoint], tmp_path: Path) -> None:
+    """If a process is killed, the topology starts again. Each dead letter and metric counts numbers once."""
     generations = set()
     result = run(
         doubling(Numbers(COUNT), DieAndRefuse(COUNT // 2 + 1, tmp_path)),
@@ -237,6 +249,8 @@ def test_dead_letters_are_those_of_one_generation(run: Run, tmp_path: Path) -> N
     assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(COUNT) if pair[0] % 10]
     letters = sorted(json.loads(row["tuple"])["number"] for row in result.dead_letters.collect())
     assert letters == list(range(0, COUNT, 10))
+    pages = [samples(each.metrics_url) for each in endpoints]
+    assert sum(added_up(each, "tuplewire_user_seen_total") for each in pages) == COUNT * 9 // 10
 
 
 def test_failing_bolt(spark: SparkSession, submit: Submit, tmp_path: Path) -> None:
