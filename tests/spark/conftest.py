@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import doubling, runtimes, words
+from helpers import doubling, runtimes
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from warm_spark import WarmSpark
@@ -55,7 +55,7 @@ def warm_spark() -> Iterator[WarmSpark]:
 @pytest.fixture(scope="module", autouse=True)
 def _by_value(request: pytest.FixtureRequest) -> None:
     """Send modules of the tests to Spark's Python workers, which do not find them."""
-    for module in (request.module, doubling, runtimes, words):
+    for module in (request.module, doubling, runtimes):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 

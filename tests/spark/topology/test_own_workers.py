@@ -26,7 +26,7 @@ from tuplewire.wire import control_pb2, messaging_pb2
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 from tuplewire_topology import BasicOutputCollector, TopologyContext, Tuple
-from tuplewire_topology.spark import submit_topology
+from tuplewire_topology.spark import run_topology, submit_topology
 
 pytestmark = pytest.mark.spark
 
@@ -35,6 +35,7 @@ N_WORKERS = 3
 """One for each of the two PySpark tasks, and one for the driver."""
 LAST = 1000
 DEATHS = 2
+WATCH = r"TUPLEWIRE_TOKEN_FILE=(/\S+) tuplewire top --web --address (\S+)"
 
 
 class CountedDouble(Double):
@@ -131,17 +132,25 @@ def test_only_the_run_talks_to_its_workers(
         for shown in (process / "cmdline", process / "environ", *file.parent.glob("*.log")):
             assert secret.encode() not in shown.read_bytes(), shown
     assert secret not in repr(running) + running.watch_command
-    watch = r"TUPLEWIRE_TOKEN_FILE=(/\S+) tuplewire top --web --address (\S+)"
-    hint = re.fullmatch(watch, running.watch_command)
+    hint = re.fullmatch(WATCH, running.watch_command)
     assert hint is not None, running.watch_command
     assert Path(hint[1]).read_text().split() == ["run", secret]
     with web_viewer(hint[2], {"TUPLEWIRE_TOKEN_FILE": hint[1]}) as link:
         assert secret not in link
 
-        def seen() -> list[str]:
-            return [each["state"] for each in page_data(link)["workers"]]
+        def seen() -> bool:
+            page = page_data(link)
+            found = {each["component"]: each for each in page["components"]}
+            return (
+                [each["state"] for each in page["workers"]] == ["ready"] * N_WORKERS
+                and found.keys() >= {"numbers", "double"}
+                and len(found["double"]["workers"]) == 2
+                and str(page["tasks"]).count("'double'") == 2
+                and found["double"]["busy"] > 0
+                and all(each["rate"] for each in page["edges"] if each["target"] == "double")
+            )
 
-        eventually(lambda: seen() == ["ready"] * N_WORKERS, SECONDS, "the page shows the workers of the run")
+        eventually(seen, SECONDS, "the page shows the run's workers, components, tasks and rates")
     told = [json.loads(Path(flags["--address-file"]).read_text()) for flags in workers.values()]
 
     def doubled() -> float:
@@ -159,17 +168,19 @@ def test_only_the_run_talks_to_its_workers(
 
 @pytest.mark.slow
 def test_a_process_is_lost_in_each_generation(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each generation has new workers for its PySpark tasks; the result is the same as without failures."""
+    """Each generation has new workers; no result is missing. The log has the watch command, but no token."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
-    running = submit_topology(
+    result = run_topology(
         spark,
         doubling(Numbers(LAST, tmp_path), DoubleAndDie(tmp_path)),
         conf={"topology.workers": 2, "topology.max.spout.pending": 100},
         outputs={"double": "number long, doubled long"},
         name="mortal",
     )
-    result = running.result(SECONDS)
+    said = capsys.readouterr().err
     assert len(list(tmp_path.glob("died-*"))) == DEATHS
     assert sorted(map(tuple, result.frame.collect())) == [(each, 2 * each) for each in range(LAST)]
+    assert re.search(f"topology mortal: watch it with {WATCH}\n", said), said
+    assert re.search("[0-9a-f]{64}", said) is None  # as long as a token
