@@ -119,17 +119,6 @@ def forget(handle: ClientHandle, payloads: Iterable[bytes]) -> None:
     client.send(TaskMessageBatch.from_columns(LEFT, list(payloads)))
 
 
-def forget_in_arrow(frame: DataFrame, handle: ClientHandle) -> None:
-    """Omit the flush in mapInArrow."""
-
-    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            forget(handle, [b"x"])
-            yield batch
-
-    frame.mapInArrow(send, "id bigint").count()
-
-
 def forget_in_foreach_partition(frame: DataFrame, handle: ClientHandle) -> None:
     """Omit the flush in foreachPartition."""
     frame.foreachPartition(lambda _: forget(handle, [b"x"]))
@@ -163,13 +152,12 @@ def forget_in_a_generator(frame: DataFrame, handle: ClientHandle) -> None:
     frame.mapInArrow(send, "id bigint").count()
 
 
-@pytest.mark.parametrize(
-    "forgetful", [forget_in_arrow, forget_in_foreach_partition, forget_in_pandas, forget_in_a_generator]
-)
+# release_smoke.py does the same in mapInArrow.
+@pytest.mark.parametrize("forgetful", [forget_in_foreach_partition, forget_in_pandas, forget_in_a_generator])
 def test_the_task_that_forgets_fails(
     spark: SparkSession, handle: ClientHandle, forgetful: Callable[[DataFrame, Any], None]
 ) -> None:
-    """A task that does not flush its messages fails with an explanation, in every kind of function."""
+    """A task that does not flush its messages fails with an explanation, in each kind of function."""
     with pytest.raises(PySparkException, match=FORGOTTEN):
         forgetful(spark.range(0, 4, 1, 1), handle)
 
