@@ -120,6 +120,17 @@ class Store(BasicBolt):
             time.sleep(_WORD_SECONDS)
 
 
+def slow_conf(file: Path) -> dict[str, Any]:
+    """Return settings for slow_topology() in two processes, with queues that a slow bolt soon fills."""
+    return {
+        SLOW_FILE: str(file),
+        "topology.workers": 2,
+        "topology.acker.executors": 0,
+        "topology.executor.receive.buffer.size": 64,
+        "tuplewire.worker.receive_queue_messages": 64,
+    }
+
+
 def slow_topology() -> Topology:
     """Return an endless count of words; only the bolt "count" is slow while the file exists."""
     builder = TopologyBuilder()

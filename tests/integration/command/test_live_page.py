@@ -19,7 +19,7 @@ from helpers import eventually
 from helpers.browser import browser, page_data, until, web_viewer
 from helpers.secured import Authority, files_of, tls_flags, token_files, variables_of
 from helpers.traffic import deliver
-from helpers.words import SLOW_FILE, slow_topology
+from helpers.words import slow_conf, slow_topology
 from helpers.worker_process import run_command
 
 from tuplewire import Client
@@ -258,30 +258,19 @@ BOX = "getComputedStyle(document.querySelector('#component-{} .box')).stroke"
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Path:
-    """Return the file that makes the bolt slow."""
-    return tmp_path / "slow"
-
-
-@pytest.fixture
-def urls(slow: Path) -> Iterator[list[str]]:
+def urls(tmp_path: Path) -> Iterator[list[str]]:
     """Run the topology in two processes with a viewer of each, and yield the links to the pages."""
-    conf = {
-        SLOW_FILE: str(slow),
-        "topology.workers": 2,
-        "topology.acker.executors": 0,
-        "topology.executor.receive.buffer.size": 64,
-        "tuplewire.worker.receive_queue_messages": 64,
-    }
+    slow = tmp_path / "slow"
     with DistributedCluster() as cluster, ExitStack() as viewers:
-        running = cluster.submit("words", conf, slow_topology())
+        running = cluster.submit("words", slow_conf(slow), slow_topology())
         yield [viewers.enter_context(web_viewer(each)) for each in running.addresses]
         slow.unlink(missing_ok=True)
 
 
 @pytest.mark.slow
-def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: Path) -> None:
+def test_a_stranger_finds_the_slow_bolt(urls: list[str], tmp_path: Path) -> None:
     """The page shows the slow bolt and the blocked component until it recovers, also on a phone."""
+    slow = tmp_path / "slow"
     for url in urls:
         shown = {each["component"] for each in page_data(url)["components"]}
         assert shown == {"lines", "split", "count", "store"}

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from helpers import eventually
 from helpers.browser import Browser, browser, web_viewer
 from helpers.program import Threads
-from helpers.words import SLOW_FILE, slow_topology
+from helpers.words import slow_conf, slow_topology
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.errors import BufferFullError, FlushTimeoutError
@@ -40,15 +40,8 @@ def topology_with_a_slow_bolt(directory: Path) -> None:
     """Draw a topology with a slow bolt."""
     slow = directory / "slow"
     slow.touch()
-    conf = {
-        SLOW_FILE: str(slow),
-        "topology.workers": 2,
-        "topology.acker.executors": 0,
-        "topology.executor.receive.buffer.size": 64,
-        "tuplewire.worker.receive_queue_messages": 64,
-    }
     with DistributedCluster() as cluster, browser(directory / "profile") as tab:
-        running = cluster.submit("words", conf, slow_topology())
+        running = cluster.submit("words", slow_conf(slow), slow_topology())
         with web_viewer(running.addresses[0]) as link:
             take(tab, link, "live-page-topology.png", "bolt count is slow")
         slow.unlink()
