@@ -30,8 +30,9 @@ fetch_python() {
     echo "$python"
 }
 
-# Print the Python of the environment for a version; create it, with all development packages, if it is missing.
-# Its tests import fewer than one module of ten: compiling all of them would take half a minute.
+# Print the Python of the environment for a version; create it if it is missing. It has the packages that the tests
+# of pythons.sh and sparks.sh import: a third of the development packages. The tests import fewer than one module of
+# ten: compiling all of them would take half a minute.
 environment_of() {
     local place=.venv-$1 python
     [[ $1 == "$own" ]] && { echo "$venv/bin/python"; return; }
@@ -40,7 +41,8 @@ environment_of() {
         echo "making $place with $python" >&2
         "$python" -m venv "$place" &&
             "$place/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
-                --editable '.[dev]' >&2 &&
+                cryptography hypothesis pytest pytest-timeout pytest-xdist \
+                --editable '.[demo,otel,shell,zmq]' >&2 &&
             touch "$place/.done" || return
     fi
     echo "$place/bin/python"
