@@ -7,7 +7,9 @@ cd "$(dirname "$0")/.." || exit
 . tests/environments.sh
 
 supported=(3.11 3.12 3.13 3.14)
-tests=(tests/unit tests/conformance tests/contract)
+# The other tests of tests/unit/project check pages and sources, and do not depend on the version.
+project=(tests/unit/project/test_{leaks,light_imports,run_jobs}.py)
+tests=(tests/unit/{command,core,spark,topology} "${project[@]}" tests/conformance tests/contract)
 required=${REQUIRED:-1}
 
 ran=() absent=() failed=()
