@@ -13,6 +13,9 @@ PROTOC := .venv-proto/bin/python -m grpc_tools.protoc
 # The tests start two thousand processes: each would compile the whole package where bytecode is not kept.
 export PYTHONDONTWRITEBYTECODE :=
 
+# pip makes a wheel of PySpark without compressing it.
+export DIST_EXTRA_CONFIG := $(CURDIR)/tests/wheels.cfg
+
 # On a terminal, pip shows what it downloads, and how much.
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $$([ -t 2 ] || echo --quiet) --editable
 
