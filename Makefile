@@ -36,10 +36,13 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[demo]'
 	@touch $@
 
+# With EXTRAS=dev,deploy, as in CI, one run of pip does the work of two.
+EXTRAS ?= dev
+
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing Tuplewire with its development tools into $(VENV) (a minute or two, once) ..."
-	@$(INSTALL) '.[dev]'
-	@touch $@ $(VENV)/.demo
+	@$(INSTALL) '.[$(EXTRAS)]'
+	@touch $@ $(VENV)/.demo $(if $(findstring deploy,$(EXTRAS)),$(VENV)/.deploy)
 
 $(VENV)/.deploy: pyproject.toml | $(VENV)/.dev
 	@$(INSTALL) '.[dev,deploy]'
