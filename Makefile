@@ -16,8 +16,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # pip makes a wheel of PySpark without compressing it.
 export DIST_EXTRA_CONFIG := $(CURDIR)/tests/wheels.cfg
 
-# On a terminal, pip shows what it downloads, and how much.
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $$([ -t 2 ] || echo --quiet) --editable
+# On a terminal, pip shows what it downloads, and how much. Python compiles each module at its first import.
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile $$([ -t 2 ] || echo --quiet) --editable
 
 .DEFAULT_GOAL := help
 
@@ -128,8 +128,13 @@ types: $(VENV)/.dev ## Check types with mypy --strict
 # All but the tests use one core each: two at a time.
 .PHONY: check
 check: $(VENV)/.dev ## Run lint, types, proto-check, docs and test: what must hold before a change goes in
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types lint proto-check docs
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types lint proto-check docs collect
 	@$(MAKE) --no-print-directory test
+
+# Compiles the tests and their imports once; otherwise, each process of `test` does so. `test` reports the errors.
+.PHONY: collect
+collect: $(VENV)/.dev
+	@$(BIN)/python -m pytest --quiet --collect-only >/dev/null || true
 
 .PHONY: deploy-tools
 deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages (as root), npm modules
