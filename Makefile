@@ -85,7 +85,7 @@ test-topology: $(VENV)/.dev ## Run the tests of topology/ alone
 
 .PHONY: test-long
 test-long: $(VENV)/.dev ## Run the longest tests, which `make test` leaves out
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m long --durations=10 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile -m long --durations=10 $(ARGS)
 
 .PHONY: pythons pythons-install
 pythons: $(VENV)/.dev ## Unit, conformance and contract tests on each other Python to 3.14 that is here or Maven has
