@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any
 
 from tuplewire.session.consume import Delivery
 from tuplewire.session.ledger import SettledMessages
@@ -55,8 +55,6 @@ class DeliveryLog:
     """The sequence of the last message that was appended."""
     last_taken: int = 0
     """The sequence of the last message that take() returned."""
-    last_received: int = 0
-    """The sequence of the last message that the consumer has reported as received."""
     acknowledged: int = 0
     """The sequence of the last message that the consumer has acknowledged."""
     queued_bytes: int = 0
@@ -70,20 +68,10 @@ class DeliveryLog:
     _in_flight_bytes: int = 0
     """Bytes of these deliveries, with keys and headers."""
 
-    @classmethod
-    def starting_after(cls, sequence: int) -> Self:
-        """Return an empty queue: its first message gets the sequence after this one."""
-        return cls(sequence, sequence, sequence, sequence)
-
     @property
     def queued_messages(self) -> int:
         """The number of unacknowledged messages, delivered or not."""
         return self.tail - self.acknowledged
-
-    @property
-    def has_undelivered(self) -> bool:
-        """True if there are messages that take() has not returned."""
-        return self.last_taken < self.tail
 
     def oldest_age(self, now_micros: int) -> float:
         """Return the age of the oldest unacknowledged message in seconds; 0 if the queue is empty.
@@ -115,7 +103,7 @@ class DeliveryLog:
 
         Args:
             credit: The last sequence that may be delivered.
-            credit_bytes: Messages are added while fewer bytes are in flight (after `last_received`).
+            credit_bytes: Messages are added while fewer bytes are delivered and not reported as received.
             max_bytes: The same limit for this call, including the columns of lengths. The resulting frame
                 has less than twice this size, plus one message.
             may_repeat: Returns True if a group of its inbound session may have been delivered before over
@@ -177,8 +165,7 @@ class DeliveryLog:
         Sequences beyond the delivered messages are reduced to the last delivered one. At most `limit` groups
         are acknowledged; repeat the call for the rest. A repeated call is otherwise without effect.
         """
-        self.last_received = max(self.last_received, min(received, self.last_taken))
-        while self._unreported and self._unreported[0][0] <= self.last_received:
+        while self._unreported and self._unreported[0][0] <= received:
             self._in_flight_bytes -= self._unreported.popleft()[1]
         # A consumer cannot acknowledge messages that were not delivered to it.
         acknowledged = min(acknowledged, self.last_taken)
@@ -213,7 +200,7 @@ class DeliveryLog:
         )
         # 2. The previous consumer may have processed messages without acknowledging them.
         self._delivered.move_after(position, self._waiting, redelivered=received is None)
-        self.last_taken = self.last_received = position
+        self.last_taken = position
         # Deliveries to the previous stream no longer count as in flight.
         self._unreported.clear()
         self._in_flight_bytes = 0
@@ -242,7 +229,7 @@ class DeliveryLog:
         self.rewind()  # marks delivered messages as redelivered: the consumer may have processed them
         removed = [(entry.group, entry.inbound) for entry in self._waiting]
         self._waiting = EntryQueue()
-        self.acknowledged = self.last_received = self.last_taken = self.tail
+        self.acknowledged = self.last_taken = self.tail
         self.queued_bytes = self.unretained_messages = 0
         return removed
 

@@ -136,7 +136,7 @@ class QueueSubscription(ISubscription):
                         received_sequence=queue.log.last_taken,
                     )
                     self._wake()
-                if queue.log.has_undelivered:
+                if queue.log.last_taken < queue.log.tail:
                     self.ready_tasks[cursor.task] = None
         # Rejections and credit may have made messages deliverable.
         if self.ready_tasks:

@@ -96,7 +96,7 @@ class ReceiveQueues:
         queue = self._leaving.pop(task, None)
         if queue is None:
             start = self._last_sequences.pop(task, self._start)
-            queue = TaskQueue(task, DeliveryLog.starting_after(start), QueueTimes(start), start)
+            queue = TaskQueue(task, DeliveryLog(start, start, start), QueueTimes(start), start)
         self._queues[task] = queue
         self._active_tasks.add(task)
         queue.is_leaving = False
