@@ -125,14 +125,6 @@ class EntryQueue:
             self._fill_head()
         return self._head.pop(0)
 
-    def _pop(self) -> QueueEntry:
-        if not self._tail:
-            if self._runs:
-                self._tail.extend(_iter_entries([self._runs.pop()]))
-            else:
-                self._head, self._tail = self._tail, self._head
-        return self._tail.pop()
-
     def move_after(self, sequence: int, target: EntryQueue, *, redelivered: bool) -> None:
         """Move all messages after `sequence` to the front of the queue `target`, which continues after them.
 
@@ -143,15 +135,16 @@ class EntryQueue:
         runs = map(_mark_run, self._runs[first_moved:]) if redelivered else self._runs[first_moved:]
         target._runs[:0] = [*runs, *_drain_to_run(target._head)]
         del self._runs[first_moved:]
-        # The last run may start at or before `sequence`: move its later entries individually.
-        while self:
-            entry = self._pop()
-            if entry.last_sequence <= sequence:
-                self.append(entry)
-                break
+        # Only the last remaining run can also have later entries: move these individually.
+        if self._runs:
+            self._tail.extend(_iter_entries([self._runs.pop()]))
+        else:
+            self._head, self._tail = self._tail, self._head
+        while self._tail and self._tail[-1].last_sequence > sequence:
+            entry = self._tail.pop()
             if (count := sequence - entry.first_sequence + 1) > 0:
                 group = entry.group
-                self.append(QueueEntry(entry.first_sequence, group.slice(0, count), entry.inbound))
+                self._tail.append(QueueEntry(entry.first_sequence, group.slice(0, count), entry.inbound))
                 entry = QueueEntry(sequence + 1, group.slice(count, group.count), entry.inbound)
             target.appendleft(_mark_entry(entry) if redelivered else entry)
 
@@ -174,7 +167,7 @@ def _pack_run(entries: list[QueueEntry]) -> _Run:
 
 
 def _drain_to_run(entries: list[QueueEntry]) -> list[_Run]:
-    """Remove all entries of one end of a queue; return them as a list of one run, or an empty list."""
+    """Remove all entries of one end of a queue; return them as one run, if there are any."""
     runs = [_pack_run(entries[:])] if entries else []
     entries.clear()
     return runs
