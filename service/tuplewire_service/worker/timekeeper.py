@@ -12,7 +12,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TypeVar
+from typing import Any
 
 from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.session.pressure import BLOCKED_AFTER_SECONDS
@@ -26,8 +26,6 @@ from tuplewire_service.worker.servers import Servers
 _SAMPLE_SECONDS = 0.25
 _MAX_PROBES = 1000
 _SPAN_SECONDS = 5.0
-_Key = TypeVar("_Key")
-_Number = TypeVar("_Number", int, float)
 
 
 class TimeState(enum.StrEnum):
@@ -148,10 +146,9 @@ class WorkerTotals:
         )
 
 
-def _increase(before: Mapping[_Key, _Number], now: Mapping[_Key, _Number]) -> dict[_Key, _Number]:
-    """Return the increase of each number; a number that was forgotten has restarted at 0."""
-    grown = {key: value - min(value, before.get(key, 0)) for key, value in now.items()}
-    return {key: value for key, value in grown.items() if value > 0}
+def _increase(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the increase of each number that has grown; a forgotten number restarts at 0."""
+    return {key: value - before.get(key, 0) for key, value in now.items() if value > before.get(key, 0)}
 
 
 class LoopLag:
