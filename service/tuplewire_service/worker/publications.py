@@ -91,8 +91,7 @@ class Publications:
 
     def check_epoch(self, sink: Sink, epoch: int) -> None:
         """Raise StaleEpochError for a number below the sink's last epoch, or too far above it."""
-        last = self._last_epochs.get(sink)
-        number = 0 if last is None else max(0, last.epoch)
+        number = max(0, self._last(sink).epoch)
         if epoch < number:
             raise StaleEpochError(
                 f"sink {sink[1]!r} has published epoch {number} already, which is after epoch {epoch}: its "
@@ -107,29 +106,30 @@ class Publications:
 
     def has_chosen(self, sink: Sink, epoch: int, attempt: str) -> bool:
         """Return True if an attempt was chosen before."""
-        last = self._find_epoch(sink, epoch)
-        return last is not None and attempt in last.attempts
+        return attempt in self._epoch(sink, epoch).attempts
 
-    def _find_epoch(self, sink: Sink, epoch: int) -> LastEpoch | None:
-        last = self._last_epochs.get(sink)
-        return last if last is not None and last.epoch == epoch else None
+    def _last(self, sink: Sink) -> LastEpoch:
+        return self._last_epochs.get(sink) or LastEpoch(-1)
+
+    def _epoch(self, sink: Sink, epoch: int) -> LastEpoch:
+        last = self._last(sink)
+        return last if last.epoch == epoch else LastEpoch(epoch)
 
     def is_current_run(self, sink: Sink, run: str) -> bool:
         """Return True if a run has begun here, and no other one since."""
-        last = self._last_epochs.get(sink)
-        return last is not None and (last.started_run or last.run) == run
+        last = self._last(sink)
+        return (last.started_run or last.run) == run
 
     def has_earlier_epoch(self, sink: Sink, epoch: int, run: str) -> bool:
         """Return True if a run has published an earlier epoch: then no earlier run has this epoch."""
-        last = self._last_epochs.get(sink)
-        return last is not None and last.run == run and last.epoch < epoch
+        last = self._last(sink)
+        return last.run == run and last.epoch < epoch
 
     def check_contents(
         self, sink: Sink, epoch: int, stages: Iterable[Attempt], published: Mapping[int, TaskContent]
     ) -> dict[int, TaskContent]:
         """Return tasks' staged content. Raises StaleEpochError if one has the epoch with other messages."""
-        last = self._find_epoch(sink, epoch)
-        known_contents = {**published, **(last.contents if last is not None else {})}
+        known_contents = {**published, **self._epoch(sink, epoch).contents}
         staged = _contents(stages)
         for task, new in staged.items():
             old = known_contents.get(task, new)
@@ -146,10 +146,10 @@ class Publications:
 
     def register_run(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
         """Register a run; return the content of tasks that already have the epoch from an earlier run."""
-        last = self._last_epochs.get(sink) or LastEpoch(-1)
+        last = self._last(sink)
         last.started_run = run
         self._remember(sink, last)
-        return dict(last.contents if last.epoch == epoch else {})
+        return self._epoch(sink, epoch).contents.copy()
 
     def choose(
         self,
@@ -169,7 +169,7 @@ class Publications:
         Returns:
             The number of chosen messages, and the groups that were skipped.
         """
-        last = self._find_epoch(sink, epoch) or LastEpoch(epoch)
+        last = self._epoch(sink, epoch)
         last.run = run
         last.contents.update(published or {})
         self._remember(sink, last)
@@ -227,10 +227,9 @@ class Publications:
         """Adopt the epochs that a departed worker reported."""
         for each in sinks:
             sink, tasks = (each.identity, each.sink), contents_from_wire(each.tasks, each.contents)
-            last = self._last_epochs.get(sink)
-            if last is None or last.epoch < each.epoch:
-                started_run = "" if last is None else last.started_run
-                self._remember(sink, LastEpoch(each.epoch, each.run, started_run, tasks))
+            last = self._last(sink)
+            if last.epoch < each.epoch:
+                self._remember(sink, LastEpoch(each.epoch, each.run, last.started_run, tasks))
             elif last.epoch == each.epoch:
                 # The content that was published here has priority.
                 last.contents = {**tasks, **last.contents}
@@ -242,8 +241,8 @@ class Publications:
 
     def progress_of(self, sink: Sink, epoch: int) -> tuple[int, list[int]] | None:
         """Return the number of an epoch's waiting messages, and some tasks; None: none was chosen here."""
-        last = self._find_epoch(sink, epoch)
-        if last is None or not last.attempts:
+        last = self._epoch(sink, epoch)
+        if not last.attempts:
             return None
         backlogs = self._backlogs.items() if last.waiting_messages else ()
         tasks = [task for task, each in backlogs if any(chosen is last for _, chosen in each.waiting)]
