@@ -215,6 +215,7 @@ def parse_assignment(content: bytes, path: Path) -> Assignment:
         raise ConfigError(f"cannot read {path} as the JSON of an assignment: {error}") from error
 
 
+@dataclass(eq=False)
 class AssignmentFile:
     """Polls a file, such as a mounted ConfigMap, and applies its assignment after each change.
 
@@ -227,11 +228,10 @@ class AssignmentFile:
         problem: The reason that the previous assignment remains in use instead of the file's, or empty.
     """
 
-    def __init__(self, path: Path, update: Callable[[Assignment], bool]) -> None:
-        self.path = path
-        self.problem = ""
-        self._update = update
-        self._last_content: bytes | str | None = None
+    path: Path
+    update: Callable[[Assignment], bool]
+    problem: str = ""
+    _last_content: bytes | str | None = None
 
     async def check(self) -> bool:
         """Check the file now. Return True if a new assignment was applied."""
@@ -239,7 +239,7 @@ class AssignmentFile:
             assignment = await asyncio.to_thread(self._read)  # a large file would block the event loop
             if assignment is None:
                 return False
-            changed = self._update(assignment)
+            changed = self.update(assignment)
         except TuplewireError as error:
             self.problem = f"the assignment file is refused: {error}"
             logger.warning("assignment_file.refused", extra={"path": str(self.path), "reason": str(error)})

@@ -11,8 +11,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
-from dataclasses import asdict
-from itertools import chain, count
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from tuplewire.connection.loop import report_errors
@@ -34,29 +34,23 @@ _MAX_DEPARTED_PEERS = 1000
 """Maximum number of departed workers with a separate count of possibly lost messages."""
 
 
+@dataclass(eq=False, repr=False)
 class Connections:
     """One connection to each worker that this one sends to. Call only from the event loop."""
 
-    def __init__(
-        self,
-        context: StreamedContext,
-        topology: str,
-        events: SendEvents,
-        on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None],
-    ) -> None:
-        """Start without connections. `on_returned` gets a closed one and its unacknowledged messages."""
-        self._context = context
-        self._topology = topology
-        self._events = events
-        self._on_returned = on_returned
-        self._connections: dict[Peer, SendingEnd] = {}
-        self._needed: frozenset[Peer] = frozenset()
-        self._closed = False
-        self._close_tasks: set[asyncio.Task[None]] = set()
-        self._closing: dict[SendingEnd, Peer] = {}
-        self._new_numbers = count(1)
-        self._numbers: dict[SendingEnd, int] = {}
-        self._past_losses: Counter[str] = Counter()
+    context: StreamedContext
+    topology: str
+    events: SendEvents
+    on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None]
+    """Called with a closed connection and its unacknowledged messages."""
+    _connections: dict[Peer, SendingEnd] = field(default_factory=dict)
+    _needed: frozenset[Peer] = frozenset()
+    _closed: bool = False
+    _close_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _closing: dict[SendingEnd, Peer] = field(default_factory=dict)
+    _opened_count: int = 0
+    _numbers: dict[SendingEnd, int] = field(default_factory=dict)
+    _past_losses: Counter[str] = field(default_factory=Counter)
 
     def __repr__(self) -> str:
         return (
@@ -91,8 +85,9 @@ class Connections:
 
     def _open(self, peer: Peer) -> None:
         host, port = split_host_port(peer.address)
-        connection = self._context.connect(self._topology, host, port, peer.worker_id, self._events).sender
-        self._numbers[connection] = next(self._new_numbers)
+        connection = self.context.connect(self.topology, host, port, peer.worker_id, self.events).sender
+        self._opened_count += 1
+        self._numbers[connection] = self._opened_count
         self._connections[peer] = connection
         logger.info("peer.added", extra={"worker": peer.worker_id, "address": peer.address})
 
@@ -105,7 +100,7 @@ class Connections:
         del self._closing[connection], self._numbers[connection]
         fields = {"worker": peer.worker_id, "address": peer.address}
         logger.info("peer.removed", extra={**fields, "returned_groups": len(unacked)})
-        self._on_returned(connection, unacked)
+        self.on_returned(connection, unacked)
 
     def get(self, peer: Peer) -> SendingEnd | None:
         """Return the connection to a worker, or None."""

@@ -57,37 +57,30 @@ class _Backlog:
     unreleased_bytes: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Publications:
     """The last epoch of each sink, and the messages that wait for space. Call only from the event loop.
 
     Args:
-        queue_messages, queue_bytes: Limits of a task's unconsumed messages, which one group may exceed.
+        max_messages, max_bytes: Limits of a task's unconsumed messages, which one group may exceed.
         can_route: Returns True if a worker owns a task.
         on_space_freed: Called when pop_ready() may return messages again.
 
     The object is the inbound session of all published messages; see InboundSession.
     """
 
+    max_messages: int
+    max_bytes: int
+    can_route: Callable[[int], bool]
+    on_space_freed: Callable[[], None]
+    waiting_messages: int = 0
+    """Chosen messages of all sinks that are not in their queues yet."""
+    _last_epochs: dict[Sink, LastEpoch] = field(default_factory=dict)
+    _backlogs: dict[int, _Backlog] = field(default_factory=dict)
+    _ready_tasks: dict[int, None] = field(default_factory=dict)
     sender_id = "sink"
     worker_number = 0
     acks_releases = False
-
-    def __init__(
-        self,
-        queue_messages: int,
-        queue_bytes: int,
-        can_route: Callable[[int], bool],
-        on_space_freed: Callable[[], None],
-    ) -> None:
-        self.on_space_freed = on_space_freed
-        self._max_messages = queue_messages
-        self._max_bytes = queue_bytes
-        self._can_route = can_route
-        self._last_epochs: dict[Sink, LastEpoch] = {}
-        self._backlogs: dict[int, _Backlog] = {}
-        self._ready_tasks: dict[int, None] = {}
-        self.waiting_messages = 0
-        """Chosen messages of all sinks that are not in their queues yet."""
 
     def check_epoch(self, sink: Sink, epoch: int) -> None:
         """Raise StaleEpochError for a number below the sink's last epoch, or too far above it."""
@@ -253,7 +246,7 @@ class Publications:
         ready_groups: list[ChosenGroup] = []
         for task in list(self._ready_tasks):
             backlog = self._backlogs[task]
-            while backlog.waiting and self._has_space(backlog) and self._can_route(task):
+            while backlog.waiting and self._has_space(backlog) and self.can_route(task):
                 staged, last = chosen = backlog.waiting[0]
                 if staged.group is None:
                     # The task stays ready: the next call continues to read its files.
@@ -269,7 +262,7 @@ class Publications:
         return ready_groups
 
     def _has_space(self, backlog: _Backlog) -> bool:
-        return backlog.unreleased_messages < self._max_messages and backlog.unreleased_bytes < self._max_bytes
+        return backlog.unreleased_messages < self.max_messages and backlog.unreleased_bytes < self.max_bytes
 
     def _account(self, backlog: _Backlog, last: LastEpoch, staged: StagedGroup, sign: int) -> None:
         backlog.unreleased_messages += sign * staged.messages

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
@@ -29,25 +30,22 @@ _ACK_REQUEST_LOAD = 0.25
 """Queue load from which consumers are urged to acknowledge, because a sender will soon wait for credit."""
 
 
+@dataclass(eq=False, repr=False)
 class QueueSubscription(ISubscription):
     """The subscription of one consumer to some queues."""
 
-    def __init__(
-        self, consumers: QueueConsumers, wake: Callable[[], None], key: tuple[str, str], address: str
-    ) -> None:
-        """Start without queues. `key` is the consumer's owner and its id."""
-        self._consumers = consumers
-        self._queues = consumers.queues
-        self._wake = wake
-        self.consumer_key = key
-        self._address = address
-        self._started_at = time.monotonic()
-        self._queues_by_task: dict[int, TaskQueue] = {}
-        self.ready_tasks: dict[int, None] = {}
-        self.rejection_answers: dict[int, RejectedTask] = {}
-        self._deferred_reports: list[TaskCursor] = []
-        """Consumer reports that were too large for one turn of the loop."""
-        self.moved_tasks: list[int] = []
+    consumers: QueueConsumers
+    wake: Callable[[], None]
+    consumer_key: tuple[str, str]
+    """The consumer's owner and its id."""
+    address: str
+    ready_tasks: dict[int, None] = field(default_factory=dict)
+    rejection_answers: dict[int, RejectedTask] = field(default_factory=dict)
+    moved_tasks: list[int] = field(default_factory=list)
+    _started_at: float = field(default_factory=time.monotonic)
+    _queues_by_task: dict[int, TaskQueue] = field(default_factory=dict)
+    _deferred_reports: list[TaskCursor] = field(default_factory=list)
+    """Consumer reports that were too large for one turn of the loop."""
 
     def add(self, queue: TaskQueue, report: TaskCursor | None) -> None:
         """Add a queue. `report`: a report of the consumer that apply_progress() must finish."""
@@ -59,13 +57,13 @@ class QueueSubscription(ISubscription):
     def mark_ready(self, queue: TaskQueue) -> None:
         """Note that a queue has new messages."""
         self.ready_tasks[queue.task] = None
-        self._wake()
+        self.wake()
 
     def end(self, error: RefusedError) -> None:
         """End the subscription for its consumer; its queues wait for the next consumer."""
         self.close()
         self.end_error = error
-        self._wake()
+        self.wake()
 
     def status(self, now: float) -> pb.ConsumerStatus:
         """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
@@ -73,7 +71,7 @@ class QueueSubscription(ISubscription):
         return pb.ConsumerStatus(
             consumer_id=self.consumer_key[1],
             identity=self.consumer_key[0],
-            address=self._address,
+            address=self.address,
             subscribed_seconds=now - self._started_at,
             tasks=sorted(queues),
             task_count=len(queues),
@@ -97,7 +95,7 @@ class QueueSubscription(ISubscription):
         """
         deliveries: list[Delivery] = []
         self.acks_urgent = False
-        lost_workers = self._consumers.lost_workers
+        lost_workers = self.consumers.lost_workers
         # A resent copy of a lost worker's message may have arrived earlier.
         may_repeat = lost_workers.accepted if lost_workers.numbers else None
         while self.ready_tasks and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
@@ -105,16 +103,16 @@ class QueueSubscription(ISubscription):
             del self.ready_tasks[task]
             queue = self._queues_by_task[task]
             # 1. The new owner delivers the messages of a task that moves; see docs/design/moves.md.
-            if queue.is_leaving or (queue.blocked_until and self._consumers.rejections.check_blocked(queue)):
+            if queue.is_leaving or (queue.blocked_until and self.consumers.rejections.check_blocked(queue)):
                 continue
             most = MAX_FRAME_GROUPS - len(deliveries)
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, may_repeat, most)
             # 2. A task without credit must not keep the loop busy.
             if not taken:
                 continue
-            self._queues.record_delivery(queue, taken)
+            self.consumers.queues.record_delivery(queue, taken)
             deliveries += taken
-            self.acks_urgent |= self._queues.load(task) >= _ACK_REQUEST_LOAD
+            self.acks_urgent |= self.consumers.queues.load(task) >= _ACK_REQUEST_LOAD
             # 3. One task must not fill all frames.
             if queue.log.last_taken < queue.log.tail:
                 self.ready_tasks[task] = None
@@ -127,7 +125,7 @@ class QueueSubscription(ISubscription):
         for cursor in (*deferred_reports, *cursors):
             queue = self._queues_by_task.get(cursor.task)
             if queue is not None:
-                if self._consumers.apply_progress(queue, cursor):
+                if self.consumers.apply_progress(queue, cursor):
                     self._deferred_reports.append(cursor)
                 elif cursor.rejections:
                     self.rejection_answers[cursor.task] = RejectedTask(
@@ -135,12 +133,12 @@ class QueueSubscription(ISubscription):
                         rejection_number=queue.last_rejection,
                         received_sequence=queue.log.last_taken,
                     )
-                    self._wake()
+                    self.wake()
                 if queue.log.last_taken < queue.log.tail:
                     self.ready_tasks[cursor.task] = None
         # Rejections and credit may have made messages deliverable.
         if self.ready_tasks:
-            self._wake()
+            self.wake()
         return bool(self._deferred_reports)
 
     def remove_queue(self, queue: TaskQueue) -> None:
@@ -149,10 +147,10 @@ class QueueSubscription(ISubscription):
         del self._queues_by_task[queue.task]
         self.ready_tasks.pop(queue.task, None)
         if not self._queues_by_task:
-            self.end(self._queues.not_local_error(queue.task))
+            self.end(self.consumers.queues.not_local_error(queue.task))
             return
         self.moved_tasks.append(queue.task)
-        self._wake()
+        self.wake()
 
     def close(self) -> None:
         queues, self._queues_by_task = self._queues_by_task, {}
@@ -162,17 +160,17 @@ class QueueSubscription(ISubscription):
                 queue.consumer = None
                 # The router may be waiting for this consumer to empty the queue.
                 if queue.is_leaving:
-                    self._queues.on_acknowledged(queue.task, ())
+                    self.consumers.queues.on_acknowledged(queue.task, ())
 
 
+@dataclass(eq=False, repr=False)
 class QueueConsumers:
     """Serves the consumers of a worker's queues. Call only from the event loop."""
 
-    def __init__(self, incarnation: int, queues: ReceiveQueues, rejections: Rejections) -> None:
-        self.queues = queues
-        self.incarnation = incarnation
-        self.rejections = rejections
-        self.lost_workers = LostWorkers()
+    incarnation: int
+    queues: ReceiveQueues
+    rejections: Rejections
+    lost_workers: LostWorkers = field(default_factory=LostWorkers)
 
     def subscribe(
         self, request: Subscribe, access: AccessRights, address: str, wake: Callable[[], None]

@@ -12,6 +12,7 @@ import heapq
 import sys
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import attrgetter
 
@@ -36,32 +37,26 @@ _MAX_LAST_SEQUENCES = 10_000
 """Maximum number of removed tasks with a stored last sequence. Others start after the highest evicted one."""
 
 
+@dataclass(eq=False, repr=False)
 class ReceiveQueues:
     """All queues of a worker. Call only from the event loop. Memory is bounded by the senders' credit."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        on_acknowledged: Callable[[int, Sequence[AckedGroup]], None],
-        not_local_error: Callable[[int], RefusedError],
-        observer: WorkerObserver | None = None,
-    ) -> None:
-        """`on_acknowledged` gets acknowledged messages; an empty list if a consumer left a moving task."""
-        self._settings = settings
-        self.on_acknowledged = on_acknowledged
-        self.observer = observer
-        self.not_local_error = not_local_error
-        self._queues: dict[int, TaskQueue] = {}
-        self._leaving: dict[int, TaskQueue] = {}
-        self._active_tasks: set[int] = set()
-        self._last_sequences: dict[int, int] = {}
-        self._start = 0
-        self._early_tasks: set[int] = set()
-        self._watched_count = 0
-        self.queue_wait = Durations()
-        """Seconds that messages waited for their first delivery to a consumer."""
-        self.redelivered_messages = 0
-        """Number of messages delivered with the `redelivered` mark."""
+    settings: WorkerSettings
+    on_acknowledged: Callable[[int, Sequence[AckedGroup]], None]
+    """Called with a task and its acknowledged messages; without any if a consumer left a moving task."""
+    not_local_error: Callable[[int], RefusedError]
+    observer: WorkerObserver | None = None
+    queue_wait: Durations = field(default_factory=Durations)
+    """Seconds that messages waited for their first delivery to a consumer."""
+    redelivered_messages: int = 0
+    """Number of messages delivered with the `redelivered` mark."""
+    _queues: dict[int, TaskQueue] = field(default_factory=dict)
+    _leaving: dict[int, TaskQueue] = field(default_factory=dict)
+    _active_tasks: set[int] = field(default_factory=set)
+    _last_sequences: dict[int, int] = field(default_factory=dict)
+    _start: int = 0
+    _early_tasks: set[int] = field(default_factory=set)
+    _watched_count: int = 0
 
     def __contains__(self, task: int) -> bool:
         return task in self._queues
@@ -194,7 +189,7 @@ class ReceiveQueues:
 
     def load(self, task: int) -> float:
         """Return the fill level of a local task's queue, from 0 to 1."""
-        log, settings = self._queues[task].log, self._settings
+        log, settings = self._queues[task].log, self.settings
         messages = (log.tail - log.acknowledged) / settings.receive_queue_messages
         return min(1.0, max(messages, log.queued_bytes / settings.receive_queue_bytes))
 

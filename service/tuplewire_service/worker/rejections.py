@@ -94,6 +94,7 @@ class RejectedCopy:
     drop_reason: DropReason | None = field(compare=False)
 
 
+@dataclass(eq=False, repr=False)
 class Rejections:
     """The rejected messages of all tasks of a worker. Call only from the event loop.
 
@@ -102,32 +103,25 @@ class Rejections:
     bounds the memory. The object is the inbound session of the copies that it sends; see InboundSession.
     """
 
+    settings: WorkerSettings
+    ledger: Ledger
+    route: Callable[[ReceivedBatch], None]
+    """Sends copies."""
+    can_route: Callable[[int], bool]
+    """Returns True if a task has a queue or an owner."""
+    rejection_count: int = 0
+    """Total number of rejections."""
+    ignore_delays: bool = False
+    """True once the worker drains: delays no longer apply."""
+    _waiting: list[RejectedCopy] = field(default_factory=list)
+    _blocked_queues: dict[int, TaskQueue] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=count)
+    _space_by_task: dict[int, CopyUsage] = field(default_factory=dict)
+    _timer: asyncio.TimerHandle | None = None
+    _log_rate: LogRateLimiter = field(default_factory=LogRateLimiter)
     sender_id = "rejected"
     worker_number = 0
     acks_releases = False
-
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        ledger: Ledger,
-        route: Callable[[ReceivedBatch], None],
-        can_route: Callable[[int], bool],
-    ) -> None:
-        """Send copies through `route`. `can_route`: True if a task has a queue or an owner."""
-        self.rejection_count = 0
-        """Total number of rejections."""
-        self.ignore_delays = False
-        """True once the worker drains: delays no longer apply."""
-        self._settings = settings
-        self._ledger = ledger
-        self._route = route
-        self._can_route = can_route
-        self._waiting: list[RejectedCopy] = []
-        self._blocked_queues: dict[int, TaskQueue] = {}
-        self._numbers = count()
-        self._space_by_task: dict[int, CopyUsage] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._log_rate = LogRateLimiter()
 
     def reject(self, queue: TaskQueue, rejection: Rejection) -> AckedGroup | None:
         """Remove the oldest unacknowledged message from a queue, or block the queue until its redelivery.
@@ -156,7 +150,7 @@ class Rejections:
             logger.warning(event, extra=extra)
         # 2. Counted here, because no copy is sent that would count it later.
         if copy is None:
-            self._ledger.dropped[DropReason.REJECTED] += 1
+            self.ledger.dropped[DropReason.REJECTED] += 1
             return _settle(log, rejection)
         now = time.monotonic()
         due = now if self.ignore_delays or drop_reason is not None else now + rejection.after_millis / 1000
@@ -182,12 +176,12 @@ class Rejections:
     def _copy_of(self, group: TaskGroup, rejection: Rejection) -> tuple[TaskGroup | None, DropReason | None]:
         """Return the copy of a rejected message, and the reason that the original is dropped, if any."""
         rejections = rejections_of(read_key_and_headers(group)[1]) + 1
-        dead_letter_task = self._settings.dead_letter_task
+        dead_letter_task = self.settings.dead_letter_task
         # A dead letter is never dropped or moved again: it is redelivered without a limit.
         if group.task == dead_letter_task:
             return group, None
         # The number is a header, so it stays with the message through moves.
-        if rejections < self._settings.reject_limit:
+        if rejections < self.settings.reject_limit:
             return with_rejections(group, rejections), None
         # The ledger distinguishes both outcomes.
         if dead_letter_task is None:
@@ -199,15 +193,15 @@ class Rejections:
     @property
     def accepts_dead_letters(self) -> bool:
         """True if there is a dead-letter task with space. May be read from any thread."""
-        task = self._settings.dead_letter_task
+        task = self.settings.dead_letter_task
         return task is not None and not self.is_full(task)
 
     def emit_dead_letter(self, group: TaskGroup, attempts: int, reason: str) -> None:
         """Send a message to the dead-letter task after these attempts, or count it as dropped{rejected}."""
-        self._ledger.accepted += 1
-        task, now = self._settings.dead_letter_task, time.monotonic()
+        self.ledger.accepted += 1
+        task, now = self.settings.dead_letter_task, time.monotonic()
         if task is None or self.is_full(task):
-            self._ledger.dropped[DropReason.REJECTED] += 1
+            self.ledger.dropped[DropReason.REJECTED] += 1
         else:
             letter = dead_letter(group, task, attempts, reason, time.time_ns() // 1000)
             self._store_copy(letter, DropReason.DEAD_LETTERED, now)
@@ -225,7 +219,7 @@ class Rejections:
 
     def _usage_ratio(self, space: CopyUsage) -> float:
         """Return the used share of the space for the copies of a task; 1 or more is full."""
-        limits, size_bytes = self._settings, space.size_bytes + _COPY_OVERHEAD_BYTES * space.messages
+        limits, size_bytes = self.settings, space.size_bytes + _COPY_OVERHEAD_BYTES * space.messages
         return max(space.messages / limits.receive_queue_messages, size_bytes / limits.receive_queue_bytes)
 
     def is_full(self, task: int) -> bool:
@@ -309,18 +303,18 @@ class Rejections:
         """Send copies as messages of this worker; copies for tasks without an owner wait again."""
         routable = []
         for copy in copies:
-            if self._can_route(copy.group.task):
+            if self.can_route(copy.group.task):
                 routable.append(copy.group)
             else:
                 copy.due_at = now + _RECHECK_SECONDS
                 heapq.heappush(self._waiting, copy)
         # The original is settled before its copy is accepted, so the ledger counts both.
         if drop_reason is None:
-            self._ledger.acknowledged += len(routable)
+            self.ledger.acknowledged += len(routable)
         else:
-            self._ledger.dropped[drop_reason] += len(routable)
+            self.ledger.dropped[drop_reason] += len(routable)
         if routable:
-            self._route(ReceivedBatch.for_callback(routable, self))
+            self.route(ReceivedBatch.for_callback(routable, self))
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the waiting copies."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from tuplewire.errors import (
     NotReadyError,
@@ -31,36 +32,36 @@ HostPort = tuple[str, int]
 """A host and a port."""
 
 
+@dataclass(eq=False)
 class RoutingTable:
     """A worker's view of its topology. Every error that it returns names the next step."""
 
-    def __init__(self, worker_id: str) -> None:
-        self.assignment: Assignment | None = None
-        self.version = 0
-        """The version of the current assignment; 0: none."""
-        self.id_mismatch = ""
-        """The reason that the assignment does not apply to this worker, or an empty string."""
-        self.workers: Sequence[AssignedWorker] = ()
-        """All workers of the assignment, including this one."""
-        self.local_tasks: Sequence[int] = ()
-        """The tasks that this worker owns."""
-        self.other_owners: Sequence[AssignedWorker] = ()
-        """The other workers that own tasks."""
-        self.owner_by_task: Mapping[int, AssignedWorker] = {}
-        """The owner of each task, including this worker; replaced with the assignment."""
-        self.program_tasks: Container[int] = ()
-        """Tasks of the program in this process; subscriptions of other consumers are refused."""
-        self.get_outbound_tasks: Callable[[Collection[int]], AbstractSet[int]] | None = None
-        """Returns the tasks that the program sends to; None: all. Source: Storm's `workerOutboundTasks`."""
-        self._worker_id = worker_id
+    worker_id: str
+    assignment: Assignment | None = None
+    version: int = 0
+    """The version of the current assignment; 0: none."""
+    id_mismatch: str = ""
+    """The reason that the assignment does not apply to this worker, or an empty string."""
+    workers: Sequence[AssignedWorker] = ()
+    """All workers of the assignment, including this one."""
+    local_tasks: Sequence[int] = ()
+    """The tasks that this worker owns."""
+    other_owners: Sequence[AssignedWorker] = ()
+    """The other workers that own tasks."""
+    owner_by_task: Mapping[int, AssignedWorker] = field(default_factory=dict)
+    """The owner of each task, including this worker; replaced with the assignment."""
+    program_tasks: Container[int] = ()
+    """Tasks of the program in this process; subscriptions of other consumers are refused."""
+    get_outbound_tasks: Callable[[Collection[int]], AbstractSet[int]] | None = None
+    """Returns the tasks that the program sends to; None: all. Source: Storm's `workerOutboundTasks`."""
 
     def replace(self, assignment: Assignment) -> None:
         """Apply an assignment."""
         self.assignment, self.workers = assignment, assignment.workers
         self.version = assignment.version
-        self.local_tasks = assignment.tasks_of(self._worker_id)
+        self.local_tasks = assignment.tasks_of(self.worker_id)
         self.other_owners = [
-            each for each in assignment.workers if each.worker_id != self._worker_id and each.tasks
+            each for each in assignment.workers if each.worker_id != self.worker_id and each.tasks
         ]
         self.owner_by_task = assignment.owner_by_task
 
@@ -70,7 +71,7 @@ class RoutingTable:
         return [
             each.peer
             for each in self.workers
-            if each.worker_id != self._worker_id
+            if each.worker_id != self.worker_id
             and (
                 include_all
                 or each.peer in extra_peers
@@ -83,7 +84,7 @@ class RoutingTable:
         """The reason that the tasks are unknown: no assignment, or one that does not name this worker."""
         if self.assignment is None:
             return NotReadyError(
-                f"worker {self._worker_id} has no assignment yet: push one (tuplewire assign or membership), "
+                f"worker {self.worker_id} has no assignment yet: push one (tuplewire assign or membership), "
                 "configure an assignment file, or start it with --tasks if it is the only worker"
             )
         return NotReadyError(self.id_mismatch) if self.id_mismatch else None
@@ -97,7 +98,7 @@ class RoutingTable:
             known = f"which has {len(self.owner_by_task)} tasks; tuplewire offsets lists them"
             return UnknownTaskError(f"task {task} is not in assignment version {self.version}, {known}")
         where = f"on {owner.worker_id} at {owner.address}"
-        detail = f"task {task} is not on worker {self._worker_id} but {where}"
+        detail = f"task {task} is not on worker {self.worker_id} but {where}"
         return TaskNotLocalError(detail, owner.address, owner.worker_id)
 
     def stale_error(self, task: int, version: int) -> RefusedError:
@@ -115,7 +116,7 @@ class RoutingTable:
         where = f"{owner.worker_id} at {owner.address}" if owner is not None else "no worker"
         return TooManyHopsError(
             f"messages to task {task} were forwarded {MAX_UNQUEUED_HOPS} times, and no worker holds it; by "
-            f"the assignment of {self._worker_id} it is on {where}: give all workers one assignment"
+            f"the assignment of {self.worker_id} it is on {where}: give all workers one assignment"
         )
 
 

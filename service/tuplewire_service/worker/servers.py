@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -31,41 +32,34 @@ def require_streamed(context: IContext) -> StreamedContext:
     )
 
 
+@dataclass(eq=False, repr=False)
 class Servers:
     """The servers of one worker, with one callback. Call only from the event loop."""
 
-    def __init__(
-        self,
-        program_context: StreamedContext,
-        peer_context: StreamedContext | None,
-        own_program_context: StreamedContext | None,
-        topology: str,
-    ) -> None:
-        self._programs = program_context
-        self._peers = peer_context
-        self._own_program = own_program_context
-        self._topology = topology
-        self.all_servers: list[StreamedServer[Any]] = []
-        """All servers."""
-        self.exhausted_by_server: list[Counter[int]] = []
-        self.addresses: list[str] = []
-        """Every address at which programs are served."""
-        self.peer_addresses: list[str] = []
-        """The addresses of a separate server for peers."""
-        self.own_program_address = ""
-        """The address for the program in this process."""
+    program_context: StreamedContext
+    peer_context: StreamedContext | None
+    own_program_context: StreamedContext | None
+    topology: str
+    all_servers: list[StreamedServer[Any]] = field(default_factory=list)
+    exhausted_by_server: list[Counter[int]] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+    """Every address at which programs are served."""
+    peer_addresses: list[str] = field(default_factory=list)
+    """The addresses of a separate server for peers."""
+    own_program_address: str = ""
+    """The address for the program in this process."""
 
     async def start(self, port: int, peers_port: int, callback: IConnectionCallback) -> None:
         """Bind, and start to serve. Raises BindError."""
-        self.addresses = await self._bind(self._programs, port, callback)
-        if self._peers is not None:
-            self.peer_addresses = await self._bind(self._peers, peers_port, callback)
-        if self._own_program is not None:
-            (self.own_program_address,) = await self._bind(self._own_program, 0, callback)
+        self.addresses = await self._bind(self.program_context, port, callback)
+        if self.peer_context is not None:
+            self.peer_addresses = await self._bind(self.peer_context, peers_port, callback)
+        if self.own_program_context is not None:
+            (self.own_program_address,) = await self._bind(self.own_program_context, 0, callback)
 
     async def _bind(self, context: StreamedContext, port: int, callback: IConnectionCallback) -> list[str]:
         # bind() waits for the messaging loop, so it must not run on it.
-        server = await asyncio.to_thread(context.bind, self._topology, port, callback)
+        server = await asyncio.to_thread(context.bind, self.topology, port, callback)
         self.all_servers.append(server)
         self.exhausted_by_server.append(server.send_service.tasks_without_credit)
         return list(server.addresses)

@@ -13,6 +13,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from tuplewire.errors import ResourceLimitError
 from tuplewire.values.group import TaskGroup
@@ -39,31 +40,31 @@ class _SharedFile:
         self.open_parts = 0
 
 
+@dataclass(eq=False)
 class StageFiles:
     """The files of a worker: one, or a second one after a terabyte. Thread-safe."""
 
-    def __init__(self, directory: str | None) -> None:
-        """Start without a file. `directory` None is the system's temporary directory."""
-        self._directory = directory
-        self._lock = threading.Lock()
-        self._shared: _SharedFile | None = None
+    directory: str | None
+    """None is the system's temporary directory."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _shared: _SharedFile | None = None
 
     def create_part(self) -> AttemptPart:
         """Return the part of a new attempt, which must be closed. Raises ResourceLimitError."""
         with self._lock:
             if self._shared is None or not self._shared.open_parts or self._shared.size >= _MAX_FILE_BYTES:
-                self._shared = _SharedFile(self._directory)
+                self._shared = _SharedFile(self.directory)
             self._shared.open_parts += 1
             return AttemptPart(self._shared, self._lock)
 
 
+@dataclass(eq=False)
 class AttemptPart:
     """One attempt's part of the file. Use it from one thread at a time."""
 
-    def __init__(self, shared: _SharedFile, lock: threading.Lock) -> None:
-        self._shared = shared
-        self._lock = lock
-        self._ranges: list[tuple[int, int]] = []
+    _shared: _SharedFile
+    _lock: threading.Lock
+    _ranges: list[tuple[int, int]] = field(default_factory=list)
 
     def write(self, groups: Iterable[TaskGroup]) -> list[tuple[int, int]]:
         """Write groups; return the offset and the length of each. Raises ResourceLimitError."""

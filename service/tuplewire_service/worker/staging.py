@@ -112,23 +112,21 @@ class _OpenEpoch:
     waits_since: float | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Staging:
-    """The open epochs of all sinks. Call only from the event loop; the caller writes the files.
+    """The open epochs of all sinks. Call only from the event loop; the caller writes the files."""
 
-    An epoch expires `expiry_seconds` after its last use.
-    """
-
-    def __init__(self, max_memory_bytes: int, max_disk_bytes: int, expiry_seconds: float) -> None:
-        self.memory_bytes = 0
-        """Bytes in memory, including published groups that wait for space."""
-        self.disk_bytes = 0
-        """The same in files."""
-        self.no_space_count = 0
-        """Number of times that a piece found no space."""
-        self._max_memory = max_memory_bytes
-        self._max_disk = max_disk_bytes
-        self._expiry_seconds = expiry_seconds
-        self._epochs: dict[Sink, _OpenEpoch] = {}
+    max_memory: int
+    max_disk: int
+    expiry_seconds: float
+    """Seconds after its last use when an epoch expires."""
+    memory_bytes: int = 0
+    """Bytes in memory, including published groups that wait for space."""
+    disk_bytes: int = 0
+    """The same in files."""
+    no_space_count: int = 0
+    """Number of times that a piece found no space."""
+    _epochs: dict[Sink, _OpenEpoch] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -282,7 +280,7 @@ class Staging:
 
     def expire(self, now: float) -> list[tuple[Sink, int]]:
         """Drop and return the epochs that were unused for too long."""
-        old = [sink for sink, each in self._epochs.items() if each.last_used_at < now - self._expiry_seconds]
+        old = [sink for sink, each in self._epochs.items() if each.last_used_at < now - self.expiry_seconds]
         return [(sink, self._close(sink)) for sink in old]
 
     def _open(self, sink: Sink, epoch: int, now: float) -> _OpenEpoch:
@@ -333,9 +331,9 @@ class Staging:
     def _placement(self, size: int, groups: int, memory: int, disk: int) -> Placement:
         """Return the place for a piece, for the given usage of memory and files."""
         # Messages cannot fill all the memory: the index of the file must be in memory, too.
-        if memory + size <= self._max_memory - self._max_memory // _INDEX_DIVISOR:
+        if memory + size <= self.max_memory - self.max_memory // _INDEX_DIVISOR:
             return Placement.MEMORY
-        fits = disk + size <= self._max_disk and memory + _ENTRY_BYTES * groups <= self._max_memory
+        fits = disk + size <= self.max_disk and memory + _ENTRY_BYTES * groups <= self.max_memory
         return Placement.DISK if fits else Placement.NO_SPACE
 
     def _drop_idle(self, now: float) -> None:
@@ -365,7 +363,7 @@ class Staging:
             error, problem = ResourceLimitError, "the waiting epochs of this and other sinks do not all fit"
         raise error(
             f"sink {sink[1]!r}: {problem} into this worker's staging space, "
-            f"{self._max_memory} bytes in memory and {self._max_disk} in files; raise its "
+            f"{self.max_memory} bytes in memory and {self.max_disk} in files; raise its "
             "staging_disk_bytes and staging_memory_bytes, or write less in a micro-batch. "
             "Options such as maxFilesPerTrigger limit a micro-batch"
         )

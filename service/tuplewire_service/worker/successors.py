@@ -7,6 +7,7 @@ a new route would be delivered before them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from tuplewire.settings.addresses import Peer
@@ -14,16 +15,16 @@ from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_of
 
 
+@dataclass(eq=False, repr=False)
 class Successors:
     """The destination of the next message of each task and entry worker; later ones follow that message.
 
     Call only from the event loop. `own_number` is this worker's number as an entry worker.
     """
 
-    def __init__(self, own_number: int, incarnation: int) -> None:
-        self._own_number = own_number
-        self._incarnation = incarnation
-        self.by_task: dict[TaskAndEntry, Successor] = {}
+    own_number: int
+    incarnation: int
+    by_task: dict[TaskAndEntry, Successor] = field(default_factory=dict)
 
     def add_departures(
         self, reports: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
@@ -32,7 +33,7 @@ class Successors:
 
         These other workers now release messages that are not processed. See Connections.unreleased_by_peer().
         """
-        own_keys = {(task, number or self._own_number) for _, _, keys in unreleased for task, number in keys}
+        own_keys = {(task, number or self.own_number) for _, _, keys in unreleased for task, number in keys}
         for departure in reports:
             successors = successors_of(departure)
             for key in own_keys.intersection(successors):
@@ -57,7 +58,7 @@ class Successors:
                     break
                 self.by_task[key] = next_successors[key]
         # Messages that were forwarded to this worker are here, or were forwarded from here.
-        self.by_task = {key: new for key, new in self.by_task.items() if new.incarnation != self._incarnation}
+        self.by_task = {key: new for key, new in self.by_task.items() if new.incarnation != self.incarnation}
 
     @property
     def peers(self) -> set[Peer]:
@@ -76,7 +77,7 @@ class Successors:
         successors = dict(self.by_task)
         for peer, incarnation, keys in unreleased:
             for (task, entry_worker), entry_sequence in keys.items():
-                key = task, entry_worker or self._own_number
+                key = task, entry_worker or self.own_number
                 # Later messages must follow the last ones, which are at this worker.
                 if entry_sequence >= last.get(key, 0):
                     last[key] = entry_sequence

@@ -86,6 +86,7 @@ class StateSeconds:
         return state_seconds
 
 
+@dataclass(eq=False)
 class BlockingTimes:
     """Seconds that each task has blocked others, by task and place, sampled by add().
 
@@ -93,10 +94,9 @@ class BlockingTimes:
     never changes between its own number and the common one.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._seconds: dict[tuple[str, str], float] = {}
-        self._is_removed: Callable[[int, str], bool] = lambda _task, _where: False
+    limit: int
+    _seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    _is_removed: Callable[[int, str], bool] = lambda _task, _where: False
 
     def add(self, blocking: Iterable[tuple[int, str]], elapsed: float) -> None:
         """Add the seconds since the last sample to each task and place that blocks now."""
@@ -106,7 +106,7 @@ class BlockingTimes:
             if self._is_removed(task, place):
                 continue
             pair = (str(task), place)
-            if pair not in seconds and len(seconds) >= self._limit:
+            if pair not in seconds and len(seconds) >= self.limit:
                 pair = (OTHER, OTHER)
             seconds[pair] = seconds.get(pair, 0.0) + elapsed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
 
@@ -28,19 +29,19 @@ from tuplewire_service.worker.routing_table import RoutingTable
 logger = event_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Drops:
     """Drops messages of one worker, and counts each by its reason. Call only from the event loop."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._log_rate = LogRateLimiter()
+    ledger: Ledger
+    _log_rate: LogRateLimiter = field(default_factory=LogRateLimiter)
 
     def drop(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, detail: str) -> None:
         """Count messages as dropped, log it at a limited rate, and release them to their sender."""
         if messages := self._log_rate.count_event(reason, group.count):
             extra = {"task": group.task, "messages": messages, "reason": reason.value, "detail": detail}
             logger.warning("messages.dropped", extra=extra)
-        self._ledger.dropped[reason] += group.count
+        self.ledger.dropped[reason] += group.count
         inbound.release(group.task, group.count, group.size_bytes)
 
     def drop_unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
@@ -49,21 +50,18 @@ class Drops:
 
     def count_lost(self, groups: Iterable[TaskGroup]) -> None:
         """Count messages that were not routed because of a defect or the shutdown, without releasing them."""
-        self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
+        self.ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
 
 
+@dataclass(eq=False, repr=False)
 class TransferQueue:
     """Holds outbound groups until send_all(). Call only from the event loop."""
 
-    def __init__(
-        self, table: RoutingTable, connections: Connections, lost_workers: LostWorkers, drops: Drops
-    ) -> None:
-        self._table = table
-        self._connections = connections
-        self._lost_workers = lost_workers
-        self._drops = drops
-        self._loop = asyncio.get_running_loop()
-        self._queue: list[HeldGroup] = []
+    table: RoutingTable
+    connections: Connections
+    lost_workers: LostWorkers
+    drops: Drops
+    _queue: list[HeldGroup] = field(default_factory=list)
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Queue a group for the next send_all()."""
@@ -84,9 +82,9 @@ class TransferQueue:
         queue, self._queue = self._queue, []
         runs_by_worker: dict[str, list[tuple[AssignedWorker, InboundSession, list[TaskGroup]]]] = {}
         for group, inbound in queue:
-            owner = self._table.owner_by_task.get(group.task)
+            owner = self.table.owner_by_task.get(group.task)
             if owner is None:
-                self._drops.drop_unroutable(group, inbound)
+                self.drops.drop_unroutable(group, inbound)
                 continue
             runs = runs_by_worker.setdefault(owner.worker_id, [])
             if runs and runs[-1][1] is inbound:
@@ -97,11 +95,12 @@ class TransferQueue:
         try:
             while waiting:
                 owner, inbound, groups = waiting[0]
-                self._send(self._connections.get_or_open(owner.peer), inbound, groups)
+                self._send(self.connections.get_or_open(owner.peer), inbound, groups)
                 waiting.popleft()
         except Exception as error:  # noqa: BLE001 - reported to the loop
-            self._drops.count_lost(group for _, _, groups in waiting for group in groups)
-            self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
+            self.drops.count_lost(group for _, _, groups in waiting for group in groups)
+            context = {"message": "defect in the transfer queue", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     def send_behind(self, connection: SendingEnd, group: TaskGroup, inbound: InboundSession) -> None:
         """Send messages of another worker immediately, behind earlier ones on the same connection."""
@@ -112,11 +111,11 @@ class TransferQueue:
     def _send(self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
         # A program may have resent these messages already, so those of a lost worker are marked.
         if inbound.worker_number and connection is not None:
-            if (lost := self._lost_workers).numbers:
+            if (lost := self.lost_workers).numbers:
                 groups = [each.as_redelivered() if lost.accepted(each, inbound) else each for each in groups]
             groups = list(_as_forwarded(groups, inbound.worker_number, connection))
         for group in self._submit(connection, inbound, groups):
-            self._drops.drop_unroutable(group, inbound)
+            self.drops.drop_unroutable(group, inbound)
 
     def _submit(
         self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]
@@ -141,12 +140,12 @@ class TransferQueue:
             pieces = [piece for group in groups for piece in split_by_limit(group, error.limit_bytes)]
             for fits, group in pieces:
                 if not fits:
-                    self._drops.drop(group, inbound, DropReason.TOO_LARGE, str(error))
+                    self.drops.drop(group, inbound, DropReason.TOO_LARGE, str(error))
             return self._submit(connection, inbound, [group for fits, group in pieces if fits])
         except TuplewireError as error:
             # These messages were accepted, so they are counted as dropped, and released.
             for group in groups:
-                self._drops.drop(group, inbound, DropReason.REFUSED, str(error))
+                self.drops.drop(group, inbound, DropReason.REFUSED, str(error))
         return []
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -56,14 +56,14 @@ class _TracedSession:
         """Number of messages that are not settled."""
 
 
+@dataclass(eq=False, repr=False)
 class WorkerObserver:
     """Records the spans of one worker, and the exemplars of its histograms."""
 
-    def __init__(self, tracing: Tracing, worker_id: str) -> None:
-        self._tracing = tracing
-        self._worker_id = worker_id
-        self._queued: dict[int, deque[_QueuedGroup]] = {}
-        self._delivered: dict[int, deque[_QueuedGroup]] = {}
+    tracing: Tracing
+    worker_id: str
+    _queued: dict[int, deque[_QueuedGroup]] = field(default_factory=dict)
+    _delivered: dict[int, deque[_QueuedGroup]] = field(default_factory=dict)
 
     def on_queued(self, group: TaskGroup, log: DeliveryLog) -> None:
         """Record that messages were added to the log of their task."""
@@ -132,11 +132,11 @@ class WorkerObserver:
         last_span = None
         for context, messages in contexts.items():
             span_attributes: Attributes = {
-                "tuplewire.worker": self._worker_id,
+                "tuplewire.worker": self.worker_id,
                 "messaging.batch.message_count": messages,
                 **attributes,
             }
-            last_span = self._tracing.record(operation, task, context, began_ns, span_attributes) or last_span
+            last_span = self.tracing.record(operation, task, context, began_ns, span_attributes) or last_span
         return last_span
 
 

@@ -95,7 +95,7 @@ def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters
     """The message is settled for its sender and counts as dropped{rejected}."""
     messages, queue = RejectionsWithoutTimers(limit=1), delivered(b"x")
     done = reject(messages, queue)
-    assert messages._ledger.dropped[DropReason.REJECTED] == 1
+    assert messages.ledger.dropped[DropReason.REJECTED] == 1
     assert done is not None
     assert (done.messages, queue.blocked_until) == (1, 0.0)
 
@@ -126,5 +126,5 @@ def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptu
     rejections, queue = RejectionsWithoutTimers(), delivered(b"x")
     queue.log.apply_progress(1, 1)
     assert (reject(rejections, queue), queue.blocked_until) == (None, 0.0)
-    assert not any(rejections._ledger.dropped.values())
+    assert not any(rejections.ledger.dropped.values())
     assert caplog.messages == []
