@@ -8,6 +8,7 @@ Source: Storm's `WorkerState` (`transferLocalBatch`, `transfer`). Design: docs/d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,7 +31,6 @@ from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.condition_event import ConditionEvent
 from tuplewire_service.worker.connections import REROUTE_SECONDS, Connections
 from tuplewire_service.worker.delivery import AckedGroup, release
 from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_to_wire
@@ -64,7 +64,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """The routes, and the newest assignment version that other workers have reported in a frame."""
         self._settings = settings
         self.observer = observer
-        self._ledger, self.changed = Ledger(), ConditionEvent()
+        self._ledger = Ledger()
+        self.changed = asyncio.Event()  # set after each change that wait_until() may wait for
         self._drops = Drops(self._ledger)
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
@@ -97,6 +98,14 @@ class Router(IConnectionCallback, ISubscriptionSource):
         tasks = f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)}"
         version = f"version={self.assignment_version}"
         return f"<Router {self._settings.worker_id} {version} {tasks} {self.connections!r}>"
+
+    async def wait_until(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Wait until the condition holds, or the deadline (the loop's time) has passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while not condition():
+                    self.changed.clear()
+                    await self.changed.wait()
 
     @property
     def assignment_version(self) -> int:

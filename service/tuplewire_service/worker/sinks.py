@@ -190,7 +190,7 @@ class Sinks:
         self._requested_at[sink, epoch] = time.monotonic()
         deadline = asyncio.get_running_loop().time() + seconds
         progress_of = self.publications.progress_of
-        await self._router.changed.wait_until(lambda: not (progress_of(sink, epoch) or (0,))[0], deadline)
+        await self._router.wait_until(lambda: not (progress_of(sink, epoch) or (0,))[0], deadline)
         progress = progress_of(sink, epoch) or (0, [])
         if not progress[0]:
             self._requested_at.pop((sink, epoch), None)

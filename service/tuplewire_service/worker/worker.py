@@ -238,7 +238,7 @@ class Worker:
         # 0. Senders do not notice the restart of a worker without tasks.
         self.drain_wait = "a membership to move the tasks to other workers"
         limit = min(moves_deadline, self._membership_deadline)  # in this order, NaN has no effect
-        await router.changed.wait_until(lambda: not (router.table.local_tasks or router.move_count), limit)
+        await router.wait_until(lambda: not (router.table.local_tasks or router.move_count), limit)
 
         def has_in_flight() -> bool:
             return bool(router.move_count or router.connections.pending_messages or len(self.sinks.staging))
@@ -257,16 +257,16 @@ class Worker:
             async with self._intake_lock:
                 await self.servers.set_accepted_peers(AcceptedPeers.WORKERS)
             self.drain_wait = "messages in flight to other workers"
-            await router.changed.wait_until(lambda: not has_in_flight(), moves_deadline)
+            await router.wait_until(lambda: not has_in_flight(), moves_deadline)
             # 2. The messages of another draining worker would be lost with it.
             self.drain_wait = "messages that are held, and other workers to end their streams"
             await self.servers.set_accepted_peers(AcceptedPeers.DRAINING_WORKERS)
-            await router.changed.wait_until(may_continue, deadline)
+            await router.wait_until(may_continue, deadline)
             if not must_repeat():
                 # 3. Messages that arrive after the last wait would be acknowledged, then dropped.
                 await self.servers.set_accepted_peers(AcceptedPeers.OWN_PROGRAM)
                 # Wait for messages that were received before the intake stopped.
-                await router.changed.wait_until(may_continue, deadline)
+                await router.wait_until(may_continue, deadline)
             # 4. A restarted worker does not know the move, so it must end here.
             if not must_repeat():
                 break

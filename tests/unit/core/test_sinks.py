@@ -21,7 +21,7 @@ from tuplewire.wire.translate import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.condition_event import ConditionEvent
+from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.staging import AttemptName
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -33,8 +33,10 @@ TASK = 1
 class Queues:
     """A router with queues that the test empties. Tasks 1 to 9 have an owner."""
 
+    wait_until: Any = Router.wait_until
+
     def __init__(self) -> None:
-        self.changed = ConditionEvent()
+        self.changed = asyncio.Event()
         self.table = self
         self.tasks = set(range(1, 10))
         self.received: list[TaskGroup] = []
