@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.streamed_transport import StreamedContext
-from tuplewire_service.worker.departures import TaskAndEntry
+from tuplewire_service.worker.departures import UnreleasedAtPeer
 
 logger = event_logger(__name__)
 
@@ -182,8 +182,8 @@ class Connections:
         if self._close_tasks:
             await asyncio.gather(*self._close_tasks)
 
-    def unreleased_by_peer(self) -> Iterator[tuple[Peer, int, Mapping[TaskAndEntry, int]]]:
-        """Yield each worker, its incarnation, and last_unreleased_sequences() of its connection."""
+    def unreleased_by_peer(self) -> Iterator[UnreleasedAtPeer]:
+        """Yield the unreleased messages at each worker."""
         for peer, connection in self._connections.items():
             session = connection.session
             yield peer, session.worker_incarnation, session.last_unreleased_sequences()

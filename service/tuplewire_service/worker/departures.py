@@ -1,21 +1,26 @@
 """Workers that shut down cleanly: their dropped messages, and the workers that hold forwarded ones.
 
 A Departure is the final report of a worker; workers exchange Departures when a session ends. Used by
-router.py, successors.py and control/spark_servicers.py. Owns the last 1,000 departures that a worker knows
-of. Not thread-safe. Design: docs/design/drain.md.
+router.py, moves.py and control/spark_servicers.py. Owns the last 1,000 departures that a worker knows of, and
+the successors of departed workers. Not thread-safe. Design: docs/design/drain.md and docs/design/moves.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
+from tuplewire.settings.addresses import Peer
 from tuplewire.wire import messaging_pb2 as pb
 
 _MAX_DEPARTURES = 1000
 """The number of departures that are stored. The oldest one is removed first."""
 TaskAndEntry = tuple[int, int]
 """A task and the number of an entry worker: the messages to this task that the entry worker accepted."""
+UnreleasedAtPeer = tuple[Peer, int, Mapping[TaskAndEntry, int]]
+"""A worker, its incarnation, and last_unreleased_sequences() of the connection to it."""
 
 
 class Successor(NamedTuple):
@@ -95,3 +100,69 @@ class Departures:
     def find(self, incarnations: Iterable[int]) -> list[pb.Departure]:
         """Return the departures of the workers with these incarnations."""
         return [self._known[each] for each in incarnations if each in self._known]
+
+
+@dataclass(eq=False, repr=False)
+class Successors:
+    """The destination of the next message of each task and entry worker; later ones follow that message.
+
+    If a task moves again before the messages at its successor are processed, a message on a new route would
+    be delivered before them. Call only from the event loop.
+    """
+
+    own_number: int
+    """This worker's number as an entry worker."""
+    incarnation: int
+    by_task: dict[TaskAndEntry, Successor] = field(default_factory=dict)
+
+    def add_departures(self, reports: Iterable[pb.Departure], unreleased: Iterable[UnreleasedAtPeer]) -> None:
+        """Add departed workers, including workers to which others had forwarded messages of this worker.
+
+        These other workers now release messages that are not processed. See Connections.unreleased_by_peer().
+        """
+        own_keys = {(task, number or self.own_number) for _, _, keys in unreleased for task, number in keys}
+        for departure in reports:
+            successors = successors_of(departure)
+            for key in own_keys.intersection(successors):
+                self.by_task[key] = successors[key]
+
+    def refresh(self, departures: Departures, unreleased: Iterable[UnreleasedAtPeer]) -> None:
+        """Add departed workers, before their messages count as released."""
+        for each in unreleased:
+            self.add_departures(departures.find([each[1]]), [each])
+
+        @cache  # many tasks have the same successor
+        def successors_after(incarnation: int) -> Mapping[TaskAndEntry, Successor] | None:
+            return next(map(successors_of, departures.find([incarnation])), None)
+
+        for key in list(self.by_task):
+            # A successor may have departed, too: its messages are processed, or at its own successor.
+            while (next_successors := successors_after(self.by_task[key].incarnation)) is not None:
+                if key not in next_successors:
+                    del self.by_task[key]
+                    break
+                self.by_task[key] = next_successors[key]
+        # Messages that were forwarded to this worker are here, or were forwarded from here.
+        self.by_task = {key: new for key, new in self.by_task.items() if new.incarnation != self.incarnation}
+
+    @property
+    def peers(self) -> set[Peer]:
+        """The known successors."""
+        return {Peer(each.worker_id, each.address) for each in self.by_task.values()}
+
+    def take(self, task: int, entry_worker: int) -> Successor | None:
+        """Remove and return the destination of the next message; None: the owner of the task."""
+        return self.by_task.pop((task, entry_worker), None)
+
+    def snapshot_at_shutdown(self, unreleased: Iterable[UnreleasedAtPeer]) -> dict[TaskAndEntry, Successor]:
+        """Return the workers that hold unreleased messages of this worker, for its departure notice."""
+        last: dict[TaskAndEntry, int] = {}
+        successors = dict(self.by_task)
+        for peer, incarnation, keys in unreleased:
+            for (task, entry_worker), entry_sequence in keys.items():
+                key = task, entry_worker or self.own_number
+                # Later messages must follow the last ones, which are at this worker.
+                if entry_sequence >= last.get(key, 0):
+                    last[key] = entry_sequence
+                    successors[key] = Successor(*peer, incarnation)
+        return successors

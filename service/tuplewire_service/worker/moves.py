@@ -18,7 +18,7 @@ from tuplewire.settings.addresses import Peer
 from tuplewire.values.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
-from tuplewire_service.worker.successors import Successors
+from tuplewire_service.worker.departures import Successors
 
 HeldGroup = tuple[TaskGroup, InboundSession]
 _MAX_LOST_WORKERS = 10_000

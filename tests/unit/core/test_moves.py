@@ -17,9 +17,8 @@ from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
-from tuplewire_service.worker.departures import Departures, Successor, successors_to_wire
+from tuplewire_service.worker.departures import Departures, Successor, Successors, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
-from tuplewire_service.worker.successors import Successors
 
 TASK = 1
 OWN, OTHER = 100, 200
