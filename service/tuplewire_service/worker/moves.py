@@ -177,9 +177,6 @@ class Moves:
         self.successors = Successors(own_number, incarnation)
         self.by_task: dict[int, Move] = {}
 
-    def __len__(self) -> int:
-        return len(self.by_task)
-
     def get_or_start(self, task: int) -> Move:
         """Return the move of a task; start one if there is none."""
         return self.by_task.setdefault(task, Move(self._own_number, self._clock()))

@@ -113,7 +113,7 @@ class Rejections:
     """Total number of rejections."""
     ignore_delays: bool = False
     """True once the worker drains: delays no longer apply."""
-    _waiting: list[RejectedCopy] = field(default_factory=list)
+    waiting_copies: list[RejectedCopy] = field(default_factory=list)
     _blocked_queues: dict[int, TaskQueue] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
     _space_by_task: dict[int, CopyUsage] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class Rejections:
     def _store_copy(self, copy: TaskGroup, drop_reason: DropReason | None, due: float) -> CopyUsage:
         """Store a copy as this worker's own message; return the space accounting of its task."""
         local_copy = copy.without_routing()
-        heapq.heappush(self._waiting, RejectedCopy(due, next(self._numbers), local_copy, drop_reason))
+        heapq.heappush(self.waiting_copies, RejectedCopy(due, next(self._numbers), local_copy, drop_reason))
         space = self._space_by_task.setdefault(local_copy.task, CopyUsage())
         space.messages += 1
         space.size_bytes += local_copy.size_bytes
@@ -247,18 +247,18 @@ class Rejections:
     def send_immediately(self) -> None:
         """Stop waiting for delays and space, because the worker drains."""
         self.ignore_delays = True
-        for copy in self._waiting:
+        for copy in self.waiting_copies:
             copy.due_at = -math.inf
         # With equal times, copies are sent in the order of their numbers.
-        heapq.heapify(self._waiting)
+        heapq.heapify(self.waiting_copies)
         self.release_originals()
         self.schedule(-math.inf)
 
     def take_due(self, now: float, limit: int) -> list[RejectedCopy]:
         """Remove and return the copies that are due, at most `limit`, in order."""
         due_copies: list[RejectedCopy] = []
-        while self._waiting and self._waiting[0].due_at <= now and len(due_copies) < limit:
-            due_copies.append(heapq.heappop(self._waiting))
+        while self.waiting_copies and self.waiting_copies[0].due_at <= now and len(due_copies) < limit:
+            due_copies.append(heapq.heappop(self.waiting_copies))
         return due_copies
 
     def schedule(self, send_at: float) -> None:
@@ -278,8 +278,8 @@ class Rejections:
         for drop_reason, run in groupby(self.take_due(now, _COPIES_PER_TURN), attrgetter("drop_reason")):
             self._send(list(run), drop_reason, now)
         self.retry_blocked()
-        if self._waiting:
-            self.schedule(self._waiting[0].due_at)
+        if self.waiting_copies:
+            self.schedule(self.waiting_copies[0].due_at)
 
     def check_blocked(self, queue: TaskQueue) -> bool:
         """Return True if a rejected message blocks the queue until its delay has passed."""
@@ -307,7 +307,7 @@ class Rejections:
                 routable.append(copy.group)
             else:
                 copy.due_at = now + _RECHECK_SECONDS
-                heapq.heappush(self._waiting, copy)
+                heapq.heappush(self.waiting_copies, copy)
         # The original is settled before its copy is accepted, so the ledger counts both.
         if drop_reason is None:
             self.ledger.acknowledged += len(routable)
@@ -316,21 +316,12 @@ class Rejections:
         if routable:
             self.route(ReceivedBatch.for_callback(routable, self))
 
-    def held_groups(self) -> Iterator[TaskGroup]:
-        """Return the waiting copies."""
-        return (copy.group for copy in self._waiting)
-
-    @property
-    def waiting_copies(self) -> int:
-        """The number of copies that wait."""
-        return len(self._waiting)
-
     def close(self) -> list[TaskGroup]:
         """Remove and return every waiting copy, during the shutdown."""
         if self._timer is not None:
             self._timer.cancel()
-        groups = list(self.held_groups())
-        self._waiting.clear()
+        groups = [copy.group for copy in self.waiting_copies]
+        self.waiting_copies.clear()
         return groups
 
 

@@ -95,7 +95,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
-        tasks = f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)}"
+        tasks = f"local_tasks={len(self.queues)} moving_tasks={self.move_count}"
         version = f"version={self.assignment_version}"
         return f"<Router {self._settings.worker_id} {version} {tasks} {self.connections!r}>"
 
@@ -376,7 +376,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return self.queues.pending_messages + waiting
 
     def _waiting_groups(self) -> Iterable[TaskGroup]:
-        return chain(self._transfer.held_groups(), self._moves.held_groups(), self.rejections.held_groups())
+        outbound = (group for group, _ in self._transfer.queue)
+        rejected = (copy.group for copy in self.rejections.waiting_copies)
+        return chain(outbound, self._moves.held_groups(), rejected)
 
     @property
     def unretained_messages(self) -> int:
@@ -387,7 +389,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     @property
     def move_count(self) -> int:
         """Number of tasks in a move: some of their messages are on an old route, or wait for it to empty."""
-        return len(self._moves)
+        return len(self._moves.by_task)
 
     def _successors(self) -> Mapping[TaskAndEntry, Successor]:
         return self._moves.successors.snapshot_at_shutdown(self.connections.unreleased_by_peer())

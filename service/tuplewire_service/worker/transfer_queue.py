@@ -61,15 +61,11 @@ class TransferQueue:
     connections: Connections
     lost_workers: LostWorkers
     drops: Drops
-    _queue: list[HeldGroup] = field(default_factory=list)
+    queue: list[HeldGroup] = field(default_factory=list)
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Queue a group for the next send_all()."""
-        self._queue.append((group, inbound))
-
-    def held_groups(self) -> Iterator[TaskGroup]:
-        """Return the queued groups."""
-        return (group for group, _ in self._queue)
+        self.queue.append((group, inbound))
 
     def send_all(self) -> None:
         """Group all messages by destination worker, in order, and send them.
@@ -77,9 +73,9 @@ class TransferQueue:
         Messages of several programs keep the order of their entry sequences. An error is a defect: it is
         reported to the loop, and unsent messages are passed to Drops.count_lost().
         """
-        if not self._queue:
+        if not self.queue:
             return
-        queue, self._queue = self._queue, []
+        queue, self.queue = self.queue, []
         runs_by_worker: dict[str, list[tuple[AssignedWorker, InboundSession, list[TaskGroup]]]] = {}
         for group, inbound in queue:
             owner = self.table.owner_by_task.get(group.task)

@@ -385,7 +385,7 @@ class Worker:
             sinks=self.sinks.status(),
             taps=router.taps.status(),
             rejections=rejections.rejection_count,
-            rejected_waiting_messages=rejections.waiting_copies,
+            rejected_waiting_messages=len(rejections.waiting_copies),
             dead_letter_task=self.settings.dead_letter_task,
             redelivered_messages=router.queues.redelivered_messages,
             local_task_count=len(router.queues),

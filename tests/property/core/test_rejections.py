@@ -172,7 +172,7 @@ class Scene:
     # --- checks ----------------------------------------------------------------------------------
 
     def adds_up(self) -> None:
-        pending = self.queues.pending_messages + self.shell.waiting_copies
+        pending = self.queues.pending_messages + len(self.shell.waiting_copies)
         assert self.ledger.snapshot(pending).balanced, str(self.ledger.snapshot(pending))
         for state in self.window._tasks.values():
             assert len(state.rejections) <= PREFETCH
@@ -185,7 +185,7 @@ class Scene:
         """Return the counts that change while anything moves."""
         ledger = self.ledger
         counts = (ledger.accepted, ledger.acknowledged, *ledger.dropped.values())
-        on_the_way = (len(self.down), len(self.up), len(self.buffer), self.shell.waiting_copies)
+        on_the_way = (len(self.down), len(self.up), len(self.buffer), len(self.shell.waiting_copies))
         done = (sum(map(len, self.processed.values())), sum(self.rejections.values()))
         return *counts, *on_the_way, *done, sum(self.sender.messages.values())
 
