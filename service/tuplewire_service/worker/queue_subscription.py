@@ -24,14 +24,14 @@ from tuplewire_service.worker.delivery import AckedGroup
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
-from tuplewire_service.worker.task_queue import TaskQueue
+from tuplewire_service.worker.task_queue import Consumer, TaskQueue
 
 _ACK_REQUEST_LOAD = 0.25
 """Queue load from which consumers are urged to acknowledge, because a sender will soon wait for credit."""
 
 
 @dataclass(eq=False, repr=False)
-class QueueSubscription(ISubscription):
+class QueueSubscription(ISubscription, Consumer):
     """The subscription of one consumer to some queues."""
 
     consumers: QueueConsumers
@@ -55,18 +55,15 @@ class QueueSubscription(ISubscription):
         self.ready_tasks[queue.task] = None
 
     def mark_ready(self, queue: TaskQueue) -> None:
-        """Note that a queue has new messages."""
         self.ready_tasks[queue.task] = None
         self.wake()
 
     def end(self, error: RefusedError) -> None:
-        """End the subscription for its consumer; its queues wait for the next consumer."""
         self.close()
         self.end_error = error
         self.wake()
 
     def status(self, now: float) -> pb.ConsumerStatus:
-        """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
         queues = self._queues_by_task
         return pb.ConsumerStatus(
             consumer_id=self.consumer_key[1],
@@ -142,7 +139,6 @@ class QueueSubscription(ISubscription):
         return bool(self._deferred_reports)
 
     def remove_queue(self, queue: TaskQueue) -> None:
-        """Remove the queue of a task that has moved; the last one ends the subscription."""
         queue.consumer = None
         del self._queues_by_task[queue.task]
         self.ready_tasks.pop(queue.task, None)

@@ -31,10 +31,10 @@ class Consumer(Protocol):
         """Note that a queue has new messages."""
 
     def remove_queue(self, queue: TaskQueue) -> None:
-        """Remove the queue of a task that has moved."""
+        """Remove the queue of a task that has moved; the last one ends the subscription."""
 
     def end(self, error: RefusedError) -> None:
-        """End the subscription with an error."""
+        """End the subscription with an error; its queues wait for the next consumer."""
 
     def status(self, now: float) -> pb.ConsumerStatus:
         """Return the consumer and its tasks. `now` is a time of the monotonic clock."""

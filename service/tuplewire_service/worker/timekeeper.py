@@ -48,8 +48,6 @@ class TimeState(enum.StrEnum):
 class StateSeconds:
     """Sums the waits of an event loop by cause; other time is busy. Call only from the event loop."""
 
-    __slots__ = ("_started_at", "_wait_seconds", "idle_seconds")
-
     def __init__(self, now: float) -> None:
         self.idle_seconds = 0.0
         """The seconds of other waits, during which nothing was blocked."""
@@ -156,8 +154,6 @@ class LoopLag:
 
     After a block of two seconds, one of several overdue probes runs. Each counts, so a rare block is visible.
     """
-
-    __slots__ = ("_next_probe", "delays")
 
     def __init__(self, now: float) -> None:
         self.delays = Durations()
