@@ -57,10 +57,8 @@ class Sinks:
     @property
     def is_publishing(self) -> bool:
         """True if chosen messages wait for space, or a caller has not received the final result yet."""
-        if self.publications.waiting_messages or self._publish_task:
-            return True
-        # A drain waits for this, so that a driver receives its result; see docs/design/sinks.md.
-        return any(asked > time.monotonic() - _REPEAT_SECONDS for asked in self._requested_at.values())
+        # A drain waits for callers, so that a driver receives its result; see docs/design/sinks.md.
+        return bool(self.publications.waiting_messages or self._publish_task or self._requested_at)
 
     async def stage(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup]
