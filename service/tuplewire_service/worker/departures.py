@@ -7,7 +7,7 @@ the successors of departed workers. Not thread-safe. Design: docs/design/drain.m
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Successor(NamedTuple):
     incarnation: int
 
 
-def successors_to_wire(successors: Mapping[TaskAndEntry, Successor]) -> Iterable[pb.Successor]:
+def successors_to_wire(successors: Mapping[TaskAndEntry, Successor]) -> Collection[pb.Successor]:
     """Return the successors for a Departure, each once, with all its tasks."""
     wire_successors: dict[Successor, pb.Successor] = {}
     for (task, entry_worker), each in successors.items():

@@ -150,36 +150,22 @@ class Move:
                 del self.held_by_entry_worker[worker]
 
 
+@dataclass(eq=False, repr=False)
 class Moves:
     """All moves in progress. Call only from the event loop. Memory is bounded by the senders' credit."""
 
-    def __init__(
-        self,
-        own_number: int,
-        incarnation: int = 0,
-        get_connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
-        is_settled: Callable[[int], bool] = lambda _: True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Start without moves.
-
-        Args:
-            own_number: This worker's number as an entry worker.
-            get_connection: Returns the connection to a worker.
-            is_settled: Returns False while a task leaves its local queue, or was opened early; new messages
-                follow through it without waiting.
-            clock: Returns the time in seconds.
-        """
-        self._own_number = own_number
-        self._get_connection = get_connection
-        self._is_drained = is_settled
-        self._clock = clock
-        self.successors = Successors(own_number, incarnation)
-        self.by_task: dict[int, Move] = {}
+    successors: Successors
+    get_connection: Callable[[Peer], SendingEnd | None]
+    is_settled: Callable[[int], bool]
+    """Returns False while a task leaves its local queue, or was opened early; new messages follow through it
+    without waiting.
+    """
+    clock: Callable[[], float] = time.monotonic
+    by_task: dict[int, Move] = field(default_factory=dict)
 
     def get_or_start(self, task: int) -> Move:
         """Return the move of a task; start one if there is none."""
-        return self.by_task.setdefault(task, Move(self._own_number, self._clock()))
+        return self.by_task.setdefault(task, Move(self.successors.own_number, self.clock()))
 
     def add_old_route(self, task: int, peer: Peer, connection: SendingEnd) -> None:
         """Record the previous connection of a task whose messages now take another route."""
@@ -198,7 +184,7 @@ class Moves:
         for task in self.filter_moving(tasks):
             move = self.by_task[task]
             owner = owners.get(task)
-            if owner is not None and self._is_drained(task):
+            if owner is not None and self.is_settled(task):
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
     def destination_of(
@@ -213,14 +199,15 @@ class Moves:
         2. The task moves: follow the earlier messages, see Move.connection_to_follow().
         3. The task does not move: no order is required.
         """
-        entered = entry_worker_of(group, inbound, self._own_number)
+        own_number = self.successors.own_number
+        entered = entry_worker_of(group, inbound, own_number)
         successor = self.successors.take(group.task, entered) if self.successors.by_task else None
         # 1. Only one message: later ones follow it, or wait for it.
         if successor is not None and (peer := Peer(successor.worker_id, successor.address)) != owner:
-            target = self._get_connection(peer)
-            way = None if owner is None else self._get_connection(owner)
+            target = self.get_connection(peer)
+            way = None if owner is None else self.get_connection(owner)
             # If earlier messages are in flight to the owner, this one must follow them there.
-            if target is not None and (way is None or not _is_behind(group, way, entered, self._own_number)):
+            if target is not None and (way is None or not _is_behind(group, way, entered, own_number)):
                 self.add_old_route(group.task, peer, target)
                 target.ack_handler.watch_releases([group.task])
                 self.by_task[group.task].own_messages_follow = True
@@ -240,7 +227,7 @@ class Moves:
     def as_dequeued(self, groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
         """Yield messages that leave local queues, with this worker as their entry worker if it is."""
         for group, inbound in groups:
-            yield group.as_dequeued(0 if inbound.worker_number else self._own_number), inbound
+            yield group.as_dequeued(0 if inbound.worker_number else self.successors.own_number), inbound
 
     def mark_lost(self, peers: Container[Peer]) -> None:
         """Treat these workers' routes as occupied until remove_routes(): their messages will be returned."""
@@ -265,7 +252,7 @@ class Moves:
                 each for each in move.routes if each.lost or not each.connection.session.all_released(task)
             ]
             # Until the local queue is empty, later messages must still follow through it.
-            if not (move.routes or move.held_by_entry_worker) and self._is_drained(task):
+            if not (move.routes or move.held_by_entry_worker) and self.is_settled(task):
                 del self.by_task[task]
         return held_groups
 
@@ -282,7 +269,7 @@ class Moves:
 
     def old_owners(self, min_age_seconds: float = 0.0) -> set[Peer]:
         """Return the workers with an old route whose move started at least `min_age_seconds` ago."""
-        since = self._clock() - min_age_seconds
+        since = self.clock() - min_age_seconds
         return {old.peer for move in self.by_task.values() for old in move.routes if move.started_at <= since}
 
 

@@ -25,7 +25,7 @@ from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import Peer
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup, worker_number
-from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch, Subscribe
+from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch, Subscribe, Successor
 from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.streamed_transport import StreamedContext
@@ -33,7 +33,7 @@ from tuplewire_service.messaging.subscription import ISubscription, ISubscriptio
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import REROUTE_SECONDS, Connections
 from tuplewire_service.worker.delivery import AckedGroup, release
-from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_to_wire
+from tuplewire_service.worker.departures import Departures, Successors, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
@@ -91,7 +91,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
             pressure=self.pressure,
         )
         self.connections = Connections(context, settings.topology, events, self._on_returned)
-        self._moves = Moves(self.own_number, incarnation, self.connections.get, self.queues.is_settled, clock)
+        successors = Successors(self.own_number, incarnation)
+        self._moves = Moves(successors, self.connections.get, self.queues.is_settled, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
@@ -391,8 +392,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Number of tasks in a move: some of their messages are on an old route, or wait for it to empty."""
         return len(self._moves.by_task)
 
-    def _successors(self) -> Mapping[TaskAndEntry, Successor]:
-        return self._moves.successors.snapshot_at_shutdown(self.connections.unreleased_by_peer())
+    def _successors(self) -> Collection[Successor]:
+        unreleased = self.connections.unreleased_by_peer()
+        return successors_to_wire(self._moves.successors.snapshot_at_shutdown(unreleased))
 
     @property
     def must_announce(self) -> bool:
@@ -407,7 +409,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         dropped = Counter(self.queues.queued_by_task()) + Counter(unpublished)
         departure = Departure(dropped_messages=dropped, in_flight_messages=in_flight, sink_epochs=sinks)
         departure.incarnation = self.consumers.incarnation
-        departure.successors.extend(successors_to_wire(self._successors()))
+        departure.successors.extend(self._successors())
         self.departures.add(departure)
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())

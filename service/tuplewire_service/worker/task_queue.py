@@ -40,15 +40,12 @@ class Consumer(Protocol):
         """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
 
 
+@dataclass(slots=True, eq=False)
 class QueueTimes:
     """The waiting times of a queue's messages, which are numbered without gaps and leave in order."""
 
-    __slots__ = ("_arrivals", "_last_removed")
-
-    def __init__(self, start: int = 0) -> None:
-        """Start empty, after the message number `start`."""
-        self._arrivals: deque[tuple[int, float]] = deque()
-        self._last_removed = start
+    _last_removed: int = 0
+    _arrivals: deque[tuple[int, float]] = field(default_factory=deque)
 
     def record_arrival(self, last: int, now: float) -> None:
         """Record the arrival of the messages up to the number `last`."""

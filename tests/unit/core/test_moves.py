@@ -64,7 +64,7 @@ def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OT
 
 def moving(*routes: Route, left: bool = True) -> Moves:
     """Return the moves of a task with these previous owners. left: the task has left the local queue."""
-    moves = Moves(OWN, is_settled=lambda _: left)
+    moves = Moves(Successors(OWN, 0), lambda _: None, lambda _: left)
     for route in routes:
         moves.add_old_route(TASK, PEER, cast("SendingEnd", route))
     return moves
@@ -249,7 +249,7 @@ def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_fligh
     """A message follows earlier ones to a drained worker's successor, unless later ones go to the owner."""
     route, other = Route(), Route()
     owner, routes = Peer("o", "o:1"), {Peer("o", "o:1"): route, Peer("s", "s:1"): other}
-    moves = Moves(OWN, get_connection=cast("Any", routes.get))
+    moves = Moves(Successors(OWN, 0), cast("Any", routes.get), lambda _: True)
     successors = successors_to_wire({(TASK, entered): Successor("s", "s:1", 5)})
     departure = Departure(incarnation=3, successors=successors)
     moves.successors.add_departures([departure], [(PEER, 3, {(TASK, entered): 1})])
