@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import AcceptedPeers, IConnectionCallback, IContext
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 
@@ -68,11 +66,6 @@ class Servers:
         """See IServerConnection, for all servers."""
         for server in self.all_servers:
             await server.send_service.set_accepted_peers(intake)
-
-    def announce_departures(self, departures: Sequence[Departure]) -> None:
-        """Notify all connected workers about workers that shut down cleanly, before the next release."""
-        for server in self.all_servers:
-            server.send_service.announce_departures(departures)
 
     def tasks_without_credit(self) -> set[int]:
         """Return the tasks for which a sender has used up its window."""

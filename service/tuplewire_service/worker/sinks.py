@@ -223,19 +223,17 @@ class Sinks:
                 groups = [staged.group for staged, _ in taken if staged.group is not None]
                 if len(groups) < len(taken):
                     groups = await asyncio.to_thread(_read, taken)
-                self._deliver(taken, groups)
+                # Groups of tasks without an owner wait again.
+                routable = [self._router.can_route(staged.task) for staged, _ in taken]
+                self.publications.put_back([each for each, ok in zip(taken, routable, strict=True) if not ok])
+                batch = ReceivedBatch.for_callback(compress(groups, routable), self.publications)
+                self._router.recv(batch)
+                for staged, _ in compress(taken, routable):
+                    self.staging.free_group(staged)
         finally:
             self._publish_task = None
             # A drain and _wait_for_progress() wait for this.
             self._router.changed.set()
-
-    def _deliver(self, taken: Sequence[ChosenGroup], groups: Sequence[TaskGroup]) -> None:
-        """Route groups; groups of tasks without an owner wait again."""
-        routable = [self._router.can_route(staged.task) for staged, _ in taken]
-        self.publications.put_back([each for each, ok in zip(taken, routable, strict=True) if not ok])
-        self._router.recv(ReceivedBatch.for_callback(list(compress(groups, routable)), self.publications))
-        for staged, _ in compress(taken, routable):
-            self.staging.free_group(staged)
 
 
 def _read(taken: Sequence[ChosenGroup]) -> list[TaskGroup]:

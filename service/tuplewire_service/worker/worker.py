@@ -194,7 +194,8 @@ class Worker:
     def _on_departures(self, departures: Sequence[Departure], new: Sequence[Departure]) -> None:
         for each in departures:
             self.sinks.publications.merge(each.sink_epochs)
-        self.servers.announce_departures(new)
+        for server in self.servers.all_servers:
+            server.send_service.announce_departures(new)
 
     def _enter_state(self, state: WorkerState) -> None:
         self.state = state
