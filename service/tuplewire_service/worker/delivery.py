@@ -195,9 +195,7 @@ class DeliveryLog:
            delivered before are marked as redelivered.
         """
         # 1. The messages up to this position stay delivered, because the consumer can acknowledge them.
-        position = (
-            self.acknowledged if received is None else max(self.acknowledged, min(received, self.last_taken))
-        )
+        position = max(self.acknowledged, min(received or 0, self.last_taken))
         # 2. The previous consumer may have processed messages without acknowledging them.
         self._delivered.move_after(position, self._waiting, redelivered=received is None)
         self.last_taken = position

@@ -149,7 +149,7 @@ class Publications:
         sink: Sink,
         epoch: int,
         attempts: Iterable[str],
-        stages: Iterable[Attempt],
+        stages: Sequence[Attempt],
         run: str = "",
         published: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, list[StagedGroup]]:
@@ -168,7 +168,6 @@ class Publications:
         self._remember(sink, last)
         last.attempts.update(attempts)
         earlier_contents = last.contents.copy()
-        stages = list(stages)
         # A task that has the epoch gets none of these messages, so its content stays.
         last.contents = _contents(stages) | earlier_contents
         chosen = 0

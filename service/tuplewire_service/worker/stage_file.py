@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from tuplewire.errors import ResourceLimitError
 from tuplewire.values.group import TaskGroup
@@ -76,11 +77,8 @@ class AttemptPart:
             reserved = -(-len(unwritten) // _BLOCK_BYTES) * _BLOCK_BYTES
             self._shared.size += reserved
         self._ranges.append((start, reserved))
-        places = []
-        offset = start
-        for frame in frames:
-            places.append((offset, len(frame)))
-            offset += len(frame)
+        lengths = list(map(len, frames))
+        places = list(zip(accumulate(lengths, initial=start), lengths, strict=False))
         try:
             while unwritten:
                 count = os.pwrite(self._shared.file.fileno(), unwritten, start)
