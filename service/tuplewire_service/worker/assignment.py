@@ -52,17 +52,14 @@ class AssignedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A versioned map from tasks to workers, validated at construction (ConfigError).
-
-    Attributes:
-        version: At least 1; grows with every change.
-        active: False if the spouts of the workers' program emit nothing.
-    """
+    """A versioned map from tasks to workers, validated at construction (ConfigError)."""
 
     version: int
+    """At least 1; grows with every change."""
     topology: str
     workers: tuple[AssignedWorker, ...]
     active: bool = True
+    """False if the spouts of the workers' program emit nothing."""
     owner_by_task: Mapping[int, AssignedWorker] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -220,17 +217,13 @@ class AssignmentFile:
     """Polls a file, such as a mounted ConfigMap, and applies its assignment after each change.
 
     The content is compared: a ConfigMap swaps a symlink in the path, and quick writes may have equal times.
-
-    Args:
-        update: Called with the assignment. Its errors, such as a stale version, count as the file's.
-
-    Attributes:
-        problem: The reason that the previous assignment remains in use instead of the file's, or empty.
     """
 
     path: Path
     update: Callable[[Assignment], bool]
+    """Called with the assignment. Its errors, such as a stale version, count as the file's."""
     problem: str = ""
+    """The reason that the previous assignment remains in use instead of the file's, or empty."""
     _last_content: bytes | str | None = None
 
     async def check(self) -> bool:

@@ -25,23 +25,20 @@ _MAX_REPORTED_TASKS = 10
 
 @dataclass(slots=True, eq=False)
 class LastEpoch:
-    """The last epoch of a sink.
-
-    Attributes:
-        epoch: The number of the epoch; -1 if none is known.
-        run: The query run that published it.
-        started_run: A later run that has begun, and may publish; empty if there is none.
-        contents: The content of each task that has the epoch, on any worker.
-        attempts: The attempts that were chosen here.
-        waiting_messages: Number of its messages that are not in queues yet.
-    """
+    """The last epoch of a sink."""
 
     epoch: int
+    """The number of the epoch; -1 if none is known."""
     run: str = ""
+    """The query run that published it."""
     started_run: str = ""
+    """A later run that has begun, and may publish; empty if there is none."""
     contents: dict[int, TaskContent] = field(default_factory=dict)
+    """The content of each task that has the epoch, on any worker."""
     attempts: set[str] = field(default_factory=set)
+    """The attempts that were chosen here."""
     waiting_messages: int = 0
+    """Number of its messages that are not in queues yet."""
 
 
 ChosenGroup = tuple[StagedGroup, LastEpoch]
@@ -61,18 +58,16 @@ class _Backlog:
 class Publications:
     """The last epoch of each sink, and the messages that wait for space. Call only from the event loop.
 
-    Args:
-        max_messages, max_bytes: Limits of a task's unconsumed messages, which one group may exceed.
-        can_route: Returns True if a worker owns a task.
-        on_space_freed: Called when pop_ready() may return messages again.
-
     The object is the inbound session of all published messages; see InboundSession.
     """
 
     max_messages: int
     max_bytes: int
+    """The limits of a task's unconsumed messages, which one group may exceed."""
     can_route: Callable[[int], bool]
+    """Returns True if a worker owns a task."""
     on_space_freed: Callable[[], None]
+    """Called when pop_ready() may return messages again."""
     waiting_messages: int = 0
     """Chosen messages of all sinks that are not in their queues yet."""
     _last_epochs: dict[Sink, LastEpoch] = field(default_factory=dict)
@@ -155,12 +150,8 @@ class Publications:
     ) -> tuple[int, list[StagedGroup]]:
         """Queue staged messages for publication, in order, except for tasks that have the epoch.
 
-        Args:
-            run: The name of the publishing query run.
-            published: The content of tasks that have the epoch from other workers.
-
-        Returns:
-            The number of chosen messages, and the groups that were skipped.
+        `published` is the content of tasks that have the epoch from other workers. Returns the number of
+        chosen messages, and the groups that were skipped.
         """
         last = self._epoch(sink, epoch)
         last.run = run

@@ -65,10 +65,8 @@ class Sinks:
     ) -> str:
         """Store a piece of an attempt; return the reason to wait, or an empty string if it is stored.
 
-        Raises:
-            UnknownTaskError: No worker owns a task.
-            SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
-            ResourceLimitError: The file cannot be written, or sinks wait for each other's space.
+        Raises the errors of Staging.reserve(), StaleEpochError, UnknownTaskError if no worker owns a task,
+        and ResourceLimitError if the file cannot be written.
         """
         self.publications.check_epoch(sink, epoch)
         for group in groups:

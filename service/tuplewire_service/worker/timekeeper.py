@@ -59,11 +59,8 @@ class StateSeconds:
     ) -> None:
         """Account for one wait of the loop, during which nothing changed.
 
-        Args:
-            start, end: The start and the end of the wait.
-            local_full: A window for a local task is used up.
-            remote_full: A window for a task of another worker is used up.
-            blocked_since: Time since which a connection cannot send; None if all can.
+        `local_full` and `remote_full`: a window for a local task, or a task of another worker, is used up.
+        `blocked_since`: the time since which a connection cannot send; None if all can.
         """
         waited = self._wait_seconds
         # The causes have a fixed order, so the states add up to the age; see docs/design/status.md.

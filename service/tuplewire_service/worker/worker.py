@@ -96,7 +96,6 @@ class Worker:
         """Create a worker.
 
         Args:
-            settings: The worker's id and limits.
             programs: The transport that programs use.
             incarnation: The start of the process, in nanoseconds since 1970; None: now.
             peers: The transport between workers; None: the same.
