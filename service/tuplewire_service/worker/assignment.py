@@ -107,8 +107,14 @@ class Assignment:
                 f"the assignment is for topology {self.topology!r}, this worker serves {topology!r}"
             )
         if known is None or self.version > known.version:
-            if not force:
-                self._check_version_step(known)
+            max_version = MAX_VERSION - MAX_STEP if known is None else known.version + MAX_STEP
+            # Such a version is probably a mistake, and would block all later versions.
+            if self.version > max_version and not force:
+                raise ConfigError(
+                    f"assignment version {self.version} is too far ahead (current: "
+                    f"{'none' if known is None else known.version}; at most {max_version}): all lower ones "
+                    "would be refused from then on; correct it, or force it (tuplewire assign --force)"
+                )
             return True
         # The same version with other content is an error: two drivers or files contradict each other.
         if self == known:
@@ -116,17 +122,6 @@ class Assignment:
         raise StaleAssignmentError(
             f"assignment version {self.version} is not newer than the current one, {known.version}; raise it"
         )
-
-    def _check_version_step(self, known: Assignment | None) -> None:
-        """Raise ConfigError for a version that is probably a mistake, and would block all later versions."""
-        current = known.version if known is not None else 0
-        max_version = MAX_VERSION - MAX_STEP if known is None else current + MAX_STEP
-        if self.version > max_version:
-            raise ConfigError(
-                f"assignment version {self.version} is too far ahead (current: {current or 'none'}; "
-                f"at most {max_version}): all lower ones would be refused from then on; correct it, or force "
-                "it (tuplewire assign --force)"
-            )
 
     @classmethod
     def from_json(cls, value: Any) -> Assignment:
