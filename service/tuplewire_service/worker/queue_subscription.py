@@ -152,11 +152,10 @@ class QueueSubscription(ISubscription, Consumer):
         queues, self._queues_by_task = self._queues_by_task, {}
         self.ready_tasks.clear()
         for queue in queues.values():
-            if queue.consumer is self:
-                queue.consumer = None
-                # The router may be waiting for this consumer to empty the queue.
-                if queue.is_leaving:
-                    self.consumers.queues.on_acknowledged(queue.task, ())
+            queue.consumer = None
+            # The router may be waiting for this consumer to empty the queue.
+            if queue.is_leaving:
+                self.consumers.queues.on_acknowledged(queue.task, ())
 
 
 @dataclass(eq=False, repr=False)
