@@ -150,10 +150,6 @@ class Successors:
         """The known successors."""
         return {Peer(each.worker_id, each.address) for each in self.by_task.values()}
 
-    def take(self, task: int, entry_worker: int) -> Successor | None:
-        """Remove and return the destination of the next message; None: the owner of the task."""
-        return self.by_task.pop((task, entry_worker), None)
-
     def snapshot_at_shutdown(self, unreleased: Iterable[UnreleasedAtPeer]) -> dict[TaskAndEntry, Successor]:
         """Return the workers that hold unreleased messages of this worker, for its departure notice."""
         last: dict[TaskAndEntry, int] = {}

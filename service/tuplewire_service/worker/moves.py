@@ -201,7 +201,7 @@ class Moves:
         """
         own_number = self.successors.own_number
         entered = entry_worker_of(group, inbound, own_number)
-        successor = self.successors.take(group.task, entered) if self.successors.by_task else None
+        successor = self.successors.by_task.pop((group.task, entered), None)
         # 1. Only one message: later ones follow it, or wait for it.
         if successor is not None and (peer := Peer(successor.worker_id, successor.address)) != owner:
             target = self.get_connection(peer)

@@ -71,10 +71,6 @@ class Servers:
         """Return the tasks for which a sender has used up its window."""
         return set().union(*self.exhausted_by_server)
 
-    def longest_without_credit(self) -> list[int]:
-        """Return, for each server, the task for which a sender has lacked credit longest."""
-        return [next(iter(each)) for each in self.exhausted_by_server if each]
-
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""
         status.addresses.extend(self.addresses)

@@ -90,12 +90,13 @@ class BlockingTimes:
     """
 
     limit: int
-    _seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    """The seconds by (task, place)."""
     _is_removed: Callable[[int, str], bool] = lambda _task, _where: False
 
     def add(self, blocking: Iterable[tuple[int, str]], elapsed: float) -> None:
         """Add the seconds since the last sample to each task and place that blocks now."""
-        seconds = self._seconds
+        seconds = self.seconds
         for task, place in blocking:
             # No later call would forget a removed task or place.
             if self._is_removed(task, place):
@@ -108,14 +109,10 @@ class BlockingTimes:
     def retain_only(self, tasks: Container[int], places: Container[str]) -> None:
         """Forget all pairs except of these tasks and places; the common number stays."""
         self._is_removed = lambda task, where: task not in tasks or where not in places
-        for pair in [each for each in self._seconds if each != (OTHER, OTHER)]:
+        for pair in [each for each in self.seconds if each != (OTHER, OTHER)]:
             task, where = pair
             if self._is_removed(int(task), where):
-                del self._seconds[pair]
-
-    def seconds(self) -> dict[tuple[str, str], float]:
-        """Return the seconds by (task, place)."""
-        return self._seconds.copy()
+                del self.seconds[pair]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +186,9 @@ class Timekeeper:
         if not blocked:  # nearly always
             self._states.idle_seconds += end - start
             return
-        here = {self._router.place_of(task) == LOCAL for task in servers.longest_without_credit()}
+        # Of each server, the task for which a sender has lacked credit longest; it is the first one.
+        longest = [next(iter(tasks)) for tasks in servers.exhausted_by_server if tasks]
+        here = {self._router.place_of(task) == LOCAL for task in longest}
         # Programs also send messages for tasks of other workers through this one.
         there = False in here or pressure.waiting_flows > 0
         then = pressure.paused_since
@@ -217,7 +216,7 @@ class Timekeeper:
         ledger = self._router.ledger()
         counts = {"accepted": ledger.accepted, "acknowledged": ledger.acknowledged}
         counts["dropped"] = sum(ledger.dropped.values())
-        return WorkerTotals(now, counts, self._states.seconds(now), self._blocking.seconds())
+        return WorkerTotals(now, counts, self._states.seconds(now), self._blocking.seconds.copy())
 
     @property
     def recent_blocking_seconds(self) -> Mapping[tuple[str, str], float]:

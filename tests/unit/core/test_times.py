@@ -135,7 +135,7 @@ def test_blocking_is_bounded_and_keeps_its_series() -> None:
     blocking = BlockingTimes(2)
     for tasks in pairwise(range(100)):
         blocking.add([(task, "local") for task in tasks], 1.0)
-    seconds = blocking.seconds()
+    seconds = blocking.seconds
     assert set(seconds) == {("0", "local"), ("1", "local"), ("other", "other")}
     assert sum(seconds.values()) == pytest.approx(2 * 99)
 
@@ -145,9 +145,9 @@ def test_blocking_forgets_what_is_gone() -> None:
     blocking = BlockingTimes(3)
     blocking.add([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
     blocking.retain_only({1, 4}, {"local"})
-    assert set(blocking.seconds()) == {("1", "local"), ("other", "other")}
+    assert set(blocking.seconds) == {("1", "local"), ("other", "other")}
     blocking.add([(1, "local"), (4, "local"), (2, "local"), (4, "w2")], 1.0)
-    assert blocking.seconds() == {("1", "local"): 2.0, ("4", "local"): 1.0, ("other", "other"): 1.0}
+    assert blocking.seconds == {("1", "local"): 2.0, ("4", "local"): 1.0, ("other", "other"): 1.0}
 
 
 def test_the_last_seconds_are_told_apart() -> None:
