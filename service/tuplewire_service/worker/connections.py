@@ -179,8 +179,7 @@ class Connections:
         self._closed = True
         connections = [*self._connections.values(), *self._closing]
         await asyncio.gather(*(each.close_async(timeout) for each in connections))
-        if self._close_tasks:
-            await asyncio.gather(*self._close_tasks)
+        await asyncio.gather(*self._close_tasks)
 
     def unreleased_by_peer(self) -> Iterator[UnreleasedAtPeer]:
         """Yield the unreleased messages at each worker."""

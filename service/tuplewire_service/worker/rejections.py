@@ -283,8 +283,6 @@ class Rejections:
 
     def check_blocked(self, queue: TaskQueue) -> bool:
         """Return True if a rejected message blocks the queue until its delay has passed."""
-        if not queue.blocked_until:
-            return False
         if queue.blocked_until > time.monotonic() and not self.ignore_delays:
             self.schedule(queue.blocked_until)
             self._blocked_queues[queue.task] = queue
