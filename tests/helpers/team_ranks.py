@@ -209,6 +209,7 @@ def unequal_values(team: Team, rounds: int) -> None:
 
 def hold_the_interpreter(team: Team, seconds: int) -> int:
     """Hold the GIL on rank 0 without using the processor, while the others wait in a barrier."""
+    team.barrier()  # all ranks have joined: from now on, they can be lost
     if team.rank == 0:
         assert ctypes.PyDLL(None).sleep(seconds) == 0  # PyDLL does not release the GIL
     team.barrier()
