@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import pytest
 
 from tuplewire.errors import DrainingError, MalformedError
@@ -10,7 +13,7 @@ from tuplewire_service.messaging.zmq.zmq_stream import (
     Allowance,
     Frame,
     FrameKind,
-    ZmqFlowControl,
+    ZmqStream,
     decode,
     decode_refusal,
     encode,
@@ -18,6 +21,7 @@ from tuplewire_service.messaging.zmq.zmq_stream import (
 )
 
 WINDOW = Allowance(1000, 4 * 2**20)
+_SECONDS = 5.0
 
 
 @pytest.mark.parametrize(
@@ -33,41 +37,47 @@ WINDOW = Allowance(1000, 4 * 2**20)
         ([Allowance(5, 50), Allowance(3, 60)], [1, 1, 1, 1], True),
     ],
 )
-def test_messages_and_bytes_are_bounds(
+async def test_messages_and_bytes_are_bounds(
     allowances: list[Allowance], sizes: list[int], *, still_open: bool
 ) -> None:
     """The last message may exceed the bytes; an older allowance changes nothing, and the first one opens."""
-    in_flight = ZmqFlowControl(WINDOW)
+    sent: list[Sequence[bytes]] = []
+    stream = ZmqStream(sent.append, WINDOW)
     for each in allowances:
-        in_flight.on_allowance(each)
+        stream.on_frame(Frame(FrameKind.GRANT, each, b""))
     for size in sizes:
-        assert in_flight.can_write
-        in_flight.on_sent(size)
-    assert in_flight.can_write is still_open
+        await asyncio.wait_for(stream.write(bytes(size)), _SECONDS)
+    last = asyncio.create_task(stream.write(b"x"))
+    await asyncio.sleep(0)
+    assert last.done() is still_open
+    last.cancel()
+    await asyncio.gather(last, return_exceptions=True)
+    assert len(sent) == len(sizes) + still_open
 
 
-def test_reading_makes_room() -> None:
+async def test_reading_makes_room() -> None:
     """An allowance is due after a quarter of the window is read, and contains the new total."""
-    in_flight = ZmqFlowControl(Allowance(8, 1000))
-    assert in_flight.next_allowance() == Allowance(8, 1000)
+    sent: list[Sequence[bytes]] = []
+    stream = ZmqStream(sent.append, Allowance(8, 1000))
+    stream.send_grant()
+    assert decode(sent.pop()) == Frame(FrameKind.GRANT, Allowance(8, 1000), b"")
     for _ in range(2):
-        assert not in_flight.is_grant_due
-        in_flight.on_arrival(10)
-        in_flight.on_read(10)
-    assert in_flight.is_grant_due
-    assert in_flight.next_allowance() == Allowance(10, 1020)
-    assert not in_flight.is_grant_due
+        assert sent == []
+        stream.on_frame(Frame(FrameKind.DATA, ZERO, bytes(10)))
+        await stream.read()
+    assert decode(sent.pop()) == Frame(FrameKind.GRANT, Allowance(10, 1020), b"")
+    assert sent == []
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [1000, 1]])
-def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
+async def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
     """Exceeding the allowance in messages or bytes is an error."""
-    in_flight = ZmqFlowControl(Allowance(2, 1000))
-    in_flight.next_allowance()
+    stream = ZmqStream(lambda _: None, Allowance(2, 1000))
+    stream.send_grant()
     for size in sizes[:-1]:
-        in_flight.on_arrival(size)
+        stream.on_frame(Frame(FrameKind.DATA, ZERO, bytes(size)))
     with pytest.raises(MalformedError, match="allowed"):
-        in_flight.on_arrival(sizes[-1])
+        stream.on_frame(Frame(FrameKind.DATA, ZERO, bytes(sizes[-1])))
 
 
 def test_a_frame_comes_back_as_it_was() -> None:

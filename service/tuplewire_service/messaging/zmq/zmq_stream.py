@@ -127,85 +127,46 @@ def decode_refusal(body: bytes) -> RefusedError:
     return refusal_error(code, detail)
 
 
-class ZmqFlowControl:
-    """The counts of one side of a stream."""
-
-    def __init__(self, window: tuple[int, int]) -> None:
-        """Start a stream. `window` is the amount of unread messages that the other side may send."""
-        self._window = window
-        self._sent = self._allowed = self._arrived = self._read = self._granted = ZERO
-
-    @property
-    def can_write(self) -> bool:
-        """True if the other side accepts another message."""
-        return self._sent.is_below(self._allowed)
-
-    def on_allowance(self, allowance: Allowance) -> None:
-        """Apply the allowance of the other side."""
-        # An allowance never falls, even if the peer sends a lower one.
-        self._allowed = Allowance(*map(max, self._allowed, allowance))
-
-    def on_sent(self, size_bytes: int) -> None:
-        """Count a message that was written."""
-        self._sent = self._sent.plus(1, size_bytes)
-
-    def on_arrival(self, size_bytes: int) -> None:
-        """Count a message of the other side. Raises MalformedError if it exceeds the allowance."""
-        # The peer knows only the allowance that was sent last, which may be below the current one.
-        if not self._arrived.is_below(self._granted):
-            raise MalformedError(f"more was sent than allowed: {self._granted}")
-        self._arrived = self._arrived.plus(1, size_bytes)
-
-    def on_read(self, size_bytes: int) -> None:
-        """Count a message that was read."""
-        self._read = self._read.plus(1, size_bytes)
-
-    @property
-    def is_grant_due(self) -> bool:
-        """True if the allowance has grown enough to send it to the other side."""
-        counts = zip(self._read, self._window, self._granted, strict=True)
-        return any(read + window - granted >= window / _GRANT_DIVISOR for read, window, granted in counts)
-
-    def next_allowance(self) -> Allowance:
-        """Return the current allowance of the other side, and record it as sent."""
-        self._granted = self._read.plus(*self._window)
-        return self._granted
-
-
 class ZmqStream(BufferedStream):
-    """One side of a stream."""
+    """One side of a stream. `window` is the amount of unread messages that the other side may send."""
 
     def __init__(self, send: Callable[[Sequence[bytes]], None], window: tuple[int, int]) -> None:
         super().__init__()
         self._send = send
-        self._flow = ZmqFlowControl(window)
+        self._window = window
+        self._sent = self._allowed = self._received = self._read = self._granted = ZERO
 
     async def write(self, data: bytes) -> None:
         """See MessageStream: waits while the other side has no space, which limits a burst."""
         # Within the allowance, a write never reaches a high-water mark, where a ROUTER drops messages.
-        while self.failure is None and not self._flow.can_write:
+        while self.failure is None and not self._sent.is_below(self._allowed):
             self._space_event.clear()
             await self._space_event.wait()
         self._send_frame(FrameKind.DATA, data)
-        self._flow.on_sent(len(data))
+        self._sent = self._sent.plus(1, len(data))
 
     async def read(self) -> bytes | None:
         if not await self._await_arrival():
             return None
         data: bytes = self._arrived.popleft()
-        self._flow.on_read(len(data))
-        if self._flow.is_grant_due:
+        self._read = self._read.plus(1, len(data))
+        counts = zip(self._read, self._window, self._granted, strict=True)
+        if any(read + window - granted >= window / _GRANT_DIVISOR for read, window, granted in counts):
             self.send_grant()
         return data
 
     def on_frame(self, frame: Frame) -> None:
         """Apply a frame of the other side. Raises MalformedError if it is not expected."""
-        self._flow.on_allowance(frame.allowance)
+        # An allowance never falls, even if the peer sends a lower one.
+        self._allowed = Allowance(*map(max, self._allowed, frame.allowance))
         self._space_event.set()
         if frame.kind is FrameKind.DATA:
             if self._peer_finished:
                 raise MalformedError("a message came after the end of its stream")
-            self._flow.on_arrival(len(frame.body))
+            # The peer knows only the allowance that was sent last, which may be below the current one.
+            if not self._received.is_below(self._granted):
+                raise MalformedError(f"more was sent than allowed: {self._granted}")
+            self._received = self._received.plus(1, len(frame.body))
             self._arrived.append(frame.body)
             self._changed.set()
         elif frame.kind is FrameKind.DONE:
@@ -222,8 +183,9 @@ class ZmqStream(BufferedStream):
     def _send_frame(self, kind: FrameKind, body: bytes = b"") -> None:
         if self.failure is not None:
             raise StreamBroken from self.failure
+        self._granted = self._read.plus(*self._window)
         try:
-            self._send(encode(kind, self._flow.next_allowance(), body))
+            self._send(encode(kind, self._granted, body))
         except zmq.ZMQError as error:
             self.disconnect(UnreachableError(f"the connection was lost: {error}"))
             raise StreamBroken from error
@@ -238,7 +200,7 @@ class ZmqServerStream(ZmqStream, ServerStream):
 
     def on_open(self, allowance: Allowance) -> None:
         """Apply the other side's allowance, and answer."""
-        self._flow.on_allowance(allowance)
+        self._allowed = allowance
         self.send_grant()
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
