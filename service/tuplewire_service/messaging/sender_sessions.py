@@ -3,7 +3,7 @@
 A connected sender has a share of every task's queue. After a disconnect it has a few seconds to reconnect,
 then loses the share. Its queued messages reduce the other senders' shares until they are consumed. Its
 session is remembered longer, so that it can resume without loss. Used by send_service.py, reception.py and
-router.py. Owns sessions and shares. Call only from the event loop. Exception: release().
+router.py. Owns sessions and shares. Call only from the event loop. Exception: InboundSession.release().
 Design: docs/design/credit.md.
 """
 
@@ -110,7 +110,7 @@ def _merge_backpressure(status: pb.BackpressureStatus, later: pb.BackpressureSta
 
 
 class Session:
-    """A sender's session; it outlives its streams. Call only from the event loop, except release()."""
+    """A sender's session; it outlives its streams. Call only from the event loop."""
 
     def __init__(
         self,
@@ -191,17 +191,11 @@ class Session:
         return inbound
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
-        """Release messages. Thread-safe."""
-        sessions = self._sender_sessions
-        if sessions.loop_thread_id != threading.get_ident() and sessions.schedule_on_loop(
-            self.release, flow, messages, size_bytes
-        ):
-            return
+        """Release messages."""
         if self.state.credit.on_released(flow, messages, size_bytes):
             self.wake()
-        # Forwarded messages (flow < 0) have no share of the queue: their credit is at the entry worker.
-        if self.has_no_share and flow >= 0:
-            self._sender_sessions.release_orphaned(flow, messages, size_bytes)
+        if self.has_no_share:
+            self._sender_sessions.release(flow, messages, size_bytes)
 
     def end(self) -> None:
         """Mark the session as not resumable."""
@@ -216,15 +210,20 @@ class Session:
 class _RouteInboundSession:
     """The source of a session's batches by one route. It is small: every queued message refers to one."""
 
-    __slots__ = ("_route", "acks_releases", "sender_id", "session", "worker_number")
+    __slots__ = ("_loop", "_route", "_thread_id", "acks_releases", "sender_id", "session", "worker_number")
 
     def __init__(self, session: Session, route: int) -> None:
         self.session: Session | SenderSessions = session
         self.sender_id = session.sender_id
         self.worker_number, self.acks_releases = session.worker_number, session.acks_releases
         self._route = route
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
+        if threading.get_ident() != self._thread_id:
+            # pull() releases messages in the thread of its caller, but credit is not thread-safe.
+            self._loop.call_soon_threadsafe(self.release, task, messages, size_bytes)
+            return
         flow = flow_of(task, self._route) if self._route else task
         self.session.release(flow, messages, size_bytes)
 
@@ -234,7 +233,7 @@ SHARE_LEASE_SECONDS = 3.0
 
 
 class SenderSessions:
-    """The sessions of one bound server. Call only from the event loop, except release()."""
+    """The sessions of one bound server. Call only from the event loop."""
 
     def __init__(self, settings: TransportSettings, on_last_session_end: Callable[[str], None]) -> None:
         """Start without sessions. `on_last_session_end` gets the id of a worker after its last session."""
@@ -244,16 +243,6 @@ class SenderSessions:
         self._sessions: dict[SessionKey, Session] = {}
         self._sharing_sessions: dict[SessionKey, Session] = {}
         self._on_disconnect = on_last_session_end
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.loop_thread_id = 0
-
-    def schedule_on_loop(self, release: Callable[..., object], *args: int) -> bool:
-        """Schedule the release on the event loop if called from another thread; return True in that case."""
-        # pull() releases messages in the thread of its caller, but credit is not thread-safe.
-        if self.loop is None or threading.get_ident() == self.loop_thread_id:
-            return False
-        self.loop.call_soon_threadsafe(release, *args)
-        return True
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the numbers of sessions with and without a share, in all and by identity."""
@@ -291,8 +280,6 @@ class SenderSessions:
                 )
             self.forget(idle)
         self._sessions[session.key] = session
-        # Not in the constructor, which runs in the thread that binds the server.
-        self.loop, self.loop_thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._grant_share(session)
 
     def on_connected(self, session: Session) -> None:
@@ -361,13 +348,9 @@ class SenderSessions:
                 other.wake()
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
-        """Release messages of an ended session. Thread-safe."""
-        if flow >= 0 and not self.schedule_on_loop(self.release, flow, messages, size_bytes):
-            self.release_orphaned(flow, messages, size_bytes)
-
-    def release_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
-        """Give the other senders credit for released messages of a sender without a share."""
-        if self.shares.on_released(task, messages, size_bytes):
+        """Give the other senders credit for released messages of a session without a share."""
+        # Forwarded messages (flow < 0) have no share of the queue: their credit is at the entry worker.
+        if flow >= 0 and self.shares.on_released(flow, messages, size_bytes):
             for session in self._sharing_sessions.values():
-                if session.state.credit.on_space_freed(task):
+                if session.state.credit.on_space_freed(flow):
                     session.wake()
