@@ -24,7 +24,7 @@ from tuplewire.errors import (
 from tuplewire.session.flow import OutFrame
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import closed_flows_of, groups_of
+from tuplewire.wire.codec import closed_flows_of, decode, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.base import AcceptedPeers
 from tuplewire_service.messaging.reception import Reception
@@ -34,7 +34,6 @@ from tuplewire_service.messaging.server_stream import (
     ServerStream,
     StreamService,
     check_id,
-    decode_send_request,
     finish_writing,
 )
 
@@ -60,10 +59,10 @@ class SendService(StreamService):
         self.tasks_without_credit: Counter[int] = Counter()
         """By task, the number of connected sessions without credit; the longest blocked first."""
         self._ending = False
-        self.sender_sessions: SenderSessions = SenderSessions(self.settings, self.reception.forget)
+        self.sender_sessions = SenderSessions(self.settings, self.reception.forget)
         self._last_session_id = 0
         self._streams: set[SenderStream] = set()
-        self._loads: pb.LoadReport = pb.LoadReport()
+        self._loads = pb.LoadReport()
         self._departure_count = 0
         self._departures: deque[tuple[int, pb.Departure]] = deque(maxlen=_MAX_DEPARTURES)
 
@@ -177,7 +176,7 @@ class SendService(StreamService):
         data = await self.pending_handshakes.read_first(server_stream.read, "hello")
         if data is None:
             return None
-        request = decode_send_request(data)
+        request = _decode_request(data)
         if isinstance(request, _FRAME_TYPES) or not request.HasField("hello"):
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
@@ -289,7 +288,7 @@ class SendService(StreamService):
 
     async def _read(self, session: Session, stream: SenderStream) -> None:
         while (data := await stream.server_stream.read()) is not None:
-            request = decode_send_request(data)
+            request = _decode_request(data)
             if isinstance(request, _FRAME_TYPES):
                 # A frame without a receiver is not acknowledged: it waits here, and its sender retains it.
                 await self.receiver_ready.wait()
@@ -368,6 +367,10 @@ class SendService(StreamService):
         if self._ending or stream.end_error is not None or stream.peer_level <= self.intake:
             return False
         return session.acks_releases and not session.state.credit.all_released
+
+
+def _decode_request(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
+    return decode(pb.SendRequest, data) if isinstance(data, bytes) else data  # not encoded in memory
 
 
 def _peer_level(hello: pb.Hello, access: AccessRights) -> AcceptedPeers:

@@ -14,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 from tuplewire.connection.stream import BatchedEvent
@@ -37,7 +36,6 @@ SessionKey = tuple[str, str]
 MAX_SESSIONS = 10_000
 """Maximum number of senders that one server remembers."""
 _MIN_WINDOW_MESSAGES = 64
-_OWNER = itemgetter(0)
 _MAX_CACHED_INBOUNDS = 256
 """Maximum number of cached inbound sessions, because entry workers change over time."""
 
@@ -252,8 +250,8 @@ class SenderSessions:
         # Several servers of a worker add to the same status.
         if not status.HasField("smallest_window_messages") or window < status.smallest_window_messages:
             status.smallest_window_messages = window
-        sharing = Counter(map(_OWNER, self._sharing_sessions))
-        for identity, count in Counter(map(_OWNER, self._sessions)).items():
+        sharing = Counter(owner for owner, _ in self._sharing_sessions)
+        for identity, count in Counter(owner for owner, _ in self._sessions).items():
             # Without authentication, the owner is empty, and there are no identities to count.
             if identity:
                 identity_counts = status.identities[identity]

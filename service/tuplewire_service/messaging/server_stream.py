@@ -28,13 +28,10 @@ from tuplewire.errors import (
     WrongTopologyError,
     WrongWorkerError,
 )
-from tuplewire.session.flow import OutFrame
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode
-from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 logger = event_logger(__name__)
@@ -114,11 +111,6 @@ class ServerStream(MessageStream):
     @abstractmethod
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """End the stream with an error; the other side receives its code and text."""
-
-
-def decode_send_request(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
-    """Return a decoded request of a Send stream; in memory, frames are not encoded. Raises MalformedError."""
-    return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
 
 
 class PendingHandshakes:
