@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -223,31 +223,41 @@ class RecvStream:
 
 async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, pb.TaskCursor]:
     """Return a consumer's cursors by task, after a check of each."""
-    for _ in _cursor_batches(subscribe.tasks):
-        await asyncio.sleep(0)
+    async for _ in _cursor_batches(subscribe.tasks):
+        pass
     return {each.task: each for each in subscribe.tasks}
 
 
 async def _apply_progress(subscription: ISubscription, progress: pb.Progress) -> None:
-    for number, cursors in enumerate(_cursor_batches(progress.tasks)):
-        if number:  # most progress has one batch
-            await asyncio.sleep(0)
+    async for cursors in _cursor_batches(progress.tasks):
         await _apply_cursors(subscription, cursors)
 
 
-def _cursor_batches(tasks: Iterable[pb.TaskCursor]) -> Iterator[list[pb.TaskCursor]]:
-    """Yield a consumer's cursors in batches for one turn of the loop: other sessions run in between."""
-    cursors: list[pb.TaskCursor] = []
+async def _cursor_batches(cursors: Iterable[pb.TaskCursor]) -> AsyncIterator[list[pb.TaskCursor]]:
+    """Check a consumer's cursors, and yield them in batches for one turn of the loop: others run in between.
+
+    Shortens long reasons. Raises InvalidTaskError for an invalid task id, MalformedError if the numbers of
+    rejections do not increase.
+    """
+    batch: list[pb.TaskCursor] = []
     batch_size = 0
-    for each in tasks:
-        for cursor in cursor_slices(each, _CURSORS_PER_TURN):
-            # Only the last slice of a task is short, so two slices of a task never share a turn.
-            if batch_size + len(cursor.rejections) >= _CURSORS_PER_TURN:
-                yield cursors
-                cursors, batch_size = [], 0
-            cursors.append(cursor)
-            batch_size += 1 + len(cursor.rejections)
-    yield cursors
+    for cursor in cursors:
+        task, number = check_task(cursor.task), 0
+        for count, each in enumerate(cursor.rejections, 1):
+            if each.number <= number:
+                raise MalformedError(f"task {task}: rejection {each.number} is not above {number}")
+            number = each.number
+            each.reason = each.reason[:MAX_REASON_CHARS]
+            if count % _CURSORS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        # A cursor with many rejections is a batch of its own, which the subscription applies in parts.
+        if batch and batch_size + len(cursor.rejections) >= _CURSORS_PER_TURN:
+            yield batch
+            await asyncio.sleep(0)
+            batch, batch_size = [], 0
+        batch.append(cursor)
+        batch_size += 1 + len(cursor.rejections)
+    yield batch
 
 
 async def _apply_cursors(subscription: ISubscription, cursors: Sequence[pb.TaskCursor]) -> None:
@@ -302,34 +312,3 @@ def encode_deliveries(sequence: int, deliveries: list[Delivery], *, ack_requeste
             run_micros.append(micros)
         last = group
     return encode_frame(sequence, runs, firsts, accepted_micros=run_micros, ack_immediately=ack_requested)
-
-
-def cursor_slices(cursor: pb.TaskCursor, max_rejections: int) -> Iterator[pb.TaskCursor]:
-    """Yield a cursor in slices with at most `max_rejections` each, and shorten long reasons.
-
-    A slice does not acknowledge a message with a rejection in a later slice. Raises InvalidTaskError for an
-    invalid task id, MalformedError if the numbers of rejections do not increase.
-    """
-    task, rejections = check_task(cursor.task), cursor.rejections
-    number = 0
-    for start in range(0, len(rejections) or 1, max_rejections):
-        part = rejections[start : start + max_rejections]
-        for each in part:
-            if each.number <= number:
-                raise MalformedError(f"task {task}: rejection {each.number} is not above {number}")
-            number = each.number
-            each.reason = each.reason[:MAX_REASON_CHARS]
-        if len(part) == len(rejections):  # nearly always
-            yield cursor
-            return
-        acknowledged = cursor.acknowledged_sequence
-        if len(rejections) > start + max_rejections:
-            acknowledged = min(acknowledged, max(0, rejections[start + max_rejections].sequence - 1))
-        yield pb.TaskCursor(
-            task=task,
-            acknowledged_sequence=acknowledged,
-            received_sequence=cursor.received_sequence,
-            credit_sequence=cursor.credit_sequence,
-            credit_bytes=cursor.credit_bytes,
-            rejections=part,
-        )

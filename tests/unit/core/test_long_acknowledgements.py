@@ -16,7 +16,7 @@ from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.recv_service import _apply_progress, _cursors_of, cursor_slices
+from tuplewire_service.messaging.recv_service import _apply_progress, _cursors_of
 from tuplewire_service.worker.delivery import AckedGroup
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
@@ -156,24 +156,12 @@ async def test_a_long_subscribe_gives_others_a_turn(tasks: int, each: int) -> No
     assert turns >= tasks * (1 + each) / (2 * TURN)
 
 
-def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
-    """A slice acknowledges only messages before the rejections of the next slice."""
-    whole = cursor_of(1, 9, 9, 20, 100, rejections(7))
-    slices = list(cursor_slices(whole, 3))
-    assert [each.acknowledged_sequence for each in slices] == [3, 6, 9]
-    assert [[told.number for told in each.rejections] for each in slices] == [[1, 2, 3], [4, 5, 6], [7]]
-    assert {
-        (each.task, each.received_sequence, each.credit_sequence, each.credit_bytes) for each in slices
-    } == {(1, 9, 20, 100)}
-    assert list(cursor_slices(whole, 1000)) == [whole]
-
-
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 1), (0,)])
-def test_numbers_of_rejections_grow(numbers: tuple[int, ...]) -> None:
+async def test_numbers_of_rejections_grow(numbers: tuple[int, ...]) -> None:
     """Rejection numbers must increase, because the worker counts settled rejections by them."""
     told = pb.TaskCursor(task=1, rejections=[pb.Rejection(number=each, sequence=1) for each in numbers])
     with pytest.raises(MalformedError, match=r"task 1: rejection \d"):
-        list(cursor_slices(told, 1000))
+        await _cursors_of(pb.Subscribe(tasks=[told]))
 
 
 class Client:
