@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import (
@@ -48,6 +47,7 @@ from tuplewire_service.messaging.server_stream import (
     ServerStream,
     check_receiver,
     log_refusal,
+    parse,
 )
 from tuplewire_service.worker.taps import MAX_COPY_BYTES, MAX_MESSAGES_PER_SECOND
 from tuplewire_service.worker.worker import Worker
@@ -298,17 +298,10 @@ class ServiceHandlers(grpc.GenericRpcHandler):
     async def _read(self, path: str, method: Any, context: Call, stream: ServerStream) -> Any:
         try:
             self._check(context, path)
-            return _decode_request(method, await self.pending_handshakes.read_first(stream.read, "request"))
-        except (RefusedError, MalformedError) as error:
+            data = await self.pending_handshakes.read_first(stream.read, "request")
+            if data is None:
+                raise MalformedError("the call has no request")
+            return parse(method.request_deserializer, data, "request of this method")
+        except (RefusedError, MessageError) as error:
             log_refusal(stream.peer, error)
             await stream.refuse(error)
-
-
-def _decode_request(method: Any, data: bytes | None) -> Any:
-    if data is None:
-        raise MalformedError("the call has no request")
-    try:
-        return method.request_deserializer(data)
-    except DecodeError as error:
-        problem = f"{len(data)} bytes are not a request of this method: {error}"
-        raise MalformedError(problem) from error

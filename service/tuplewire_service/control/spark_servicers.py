@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from tuplewire.errors import MalformedError, TaskNotLocalError
 from tuplewire.values.group import check_sizes
 from tuplewire.wire import control_pb2 as pb
@@ -22,7 +20,7 @@ from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 from tuplewire_service.control.control_messages import assigned_worker_to_wire, unique
 from tuplewire_service.messaging.grpc.grpc_transport import AdmitFunction, Call
 from tuplewire_service.messaging.recv_service import encode_deliveries
-from tuplewire_service.messaging.server_stream import check_id, check_receiver
+from tuplewire_service.messaging.server_stream import check_id, check_receiver, parse
 from tuplewire_service.worker.departures import max_lost_messages
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
@@ -60,10 +58,7 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         """Store a piece of an attempt; without space, return the reason in `waits_for` instead."""
         sink = self._sink(request, context)
         check_id("attempt", request.attempt)
-        try:
-            groups = groups_of(OpaqueFrame.FromString(request.frame))
-        except DecodeError as error:
-            raise MalformedError(f"{len(request.frame)} bytes are not a Frame: {error}") from error
+        groups = groups_of(parse(OpaqueFrame.FromString, request.frame, "Frame"))
         if not groups:
             raise MalformedError("a piece of an attempt has at least one message")
         if any(group.path or group.entry_sequence for group in groups):

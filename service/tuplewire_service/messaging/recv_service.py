@@ -31,6 +31,7 @@ from tuplewire_service.messaging.server_stream import (
     check_id,
     ended_to_wire,
     finish_writing,
+    parse,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
 
@@ -68,7 +69,7 @@ class RecvService(StreamService):
                 data = await self.pending_handshakes.read_first(stream.read, "subscribe")
                 if data is None:
                     return
-                request = _decode_recv_request(data)
+                request = parse(pb.RecvRequest.FromString, data, "RecvRequest")
                 if not request.HasField("subscribe"):
                     raise MalformedError("the first request of a Recv stream must be a subscribe")
                 wake = asyncio.Event()
@@ -161,7 +162,7 @@ class RecvStream:
 
     async def _read(self) -> None:
         while (data := await self.stream.read()) is not None:
-            request = _decode_recv_request(data)
+            request = parse(pb.RecvRequest.FromString, data, "RecvRequest")
             kind = request.WhichOneof("kind")
             if kind == "progress":
                 self._probe_timer.reset()
@@ -264,13 +265,6 @@ async def _apply_cursors(subscription: ISubscription, cursors: Sequence[pb.TaskC
     while subscription.apply_progress(cursors):
         cursors = ()
         await asyncio.sleep(0)
-
-
-def _decode_recv_request(data: bytes) -> pb.RecvRequest:
-    try:
-        return pb.RecvRequest.FromString(data)
-    except Exception as error:
-        raise MalformedError(f"{len(data)} bytes are not a RecvRequest: {error}") from error
 
 
 def _split_to_fit(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]:

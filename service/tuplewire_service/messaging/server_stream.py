@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import (
     MalformedError,
@@ -36,7 +38,7 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 logger = event_logger(__name__)
 
-_FirstMessage = TypeVar("_FirstMessage")
+_Message = TypeVar("_Message")
 
 HANDSHAKE_SECONDS = 10.0
 """Timeout of a stream's first message, and of a connection's handshake."""
@@ -126,7 +128,7 @@ class PendingHandshakes:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def read_first(self, read: Callable[[], Awaitable[_FirstMessage]], name: str) -> _FirstMessage:
+    async def read_first(self, read: Callable[[], Awaitable[_Message]], name: str) -> _Message:
         """Return the result of `read`. `name` names the message in errors.
 
         Raises MalformedError after the timeout, and ResourceLimitError if newer streams displaced this one.
@@ -205,6 +207,14 @@ def ended_to_wire(error: TuplewireError) -> pb.Ended:
     if isinstance(error, RefusedError):
         ended.owner_address, ended.owner_id = error.owner, error.worker_id
     return ended
+
+
+def parse(read: Callable[[bytes], _Message], data: bytes, name: str) -> _Message:
+    """Return the message that `read` parses. Raises MalformedError for bytes that are not a `name`."""
+    try:
+        return read(data)
+    except DecodeError as error:
+        raise MalformedError(f"{len(data)} bytes are not a {name}: {error}") from error
 
 
 def check_id(name: str, value: str) -> None:
