@@ -1,7 +1,8 @@
 """The Recv RPC: one stream per consumer. Subscribe and progress in; frames, answers and probes out.
 
-Used by streamed_transport.py and control/spark_servicers.py. Owns no messages: the subscription does
-(subscription.py). Call only from the event loop. Design: docs/design/sessions.md.
+If the callback of `bind` is also an ISubscriptionSource, it receives the subscriptions; otherwise Recv is
+refused. Used by streamed_transport.py, worker/ and control/spark_servicers.py. Owns no messages: the
+subscription does. Call only from the event loop; methods must not block. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -33,7 +35,6 @@ from tuplewire_service.messaging.server_stream import (
     finish_writing,
     parse,
 )
-from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
 
 _DEFAULT_RESPONSE_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
@@ -44,6 +45,58 @@ _RESPONSE_OVERHEAD_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
 _Withdrawal = asyncio.Future[RefusedError]
 """Done once the consumer's admission is withdrawn."""
+
+
+class ISubscription(ABC):
+    """The subscription of one consumer to some tasks."""
+
+    end_error: RefusedError | None = None
+    """The reason for the end (superseded, the task moved, a drain); None while it is active."""
+    acks_urgent: bool = False
+    """True if the last take() took messages of a queue that is at least a quarter full."""
+    ready_tasks: dict[int, None]
+    """The tasks for which take() may return messages."""
+    rejection_answers: dict[int, pb.RejectedTask]
+    """New answers to rejections by task; send them before the result of the next take()."""
+    moved_tasks: list[int]
+    """Tasks that have moved to another worker, unless all have moved."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> Sequence[tuple[int, int]]:
+        """For each task, the sequence before the first message to be delivered."""
+
+    @property
+    @abstractmethod
+    def has_unacknowledged(self) -> bool:
+        """True if there are unacknowledged messages, delivered or not."""
+
+    @abstractmethod
+    def take(self, max_bytes: int) -> list[Delivery]:
+        """Return messages for which the consumer has credit, up to about `max_bytes` payload bytes."""
+
+    @abstractmethod
+    def apply_progress(self, cursors: Sequence[pb.TaskCursor]) -> bool:
+        """Apply reported progress. Return True if it exceeds one turn of the loop: call again to continue."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the subscription: unacknowledged messages wait, in order, for this or the next consumer."""
+
+
+class ISubscriptionSource(ABC):
+    """Queues messages for consumers."""
+
+    @abstractmethod
+    def subscribe(
+        self, request: pb.Subscribe, access: AccessRights, address: str, wake: Callable[[], None]
+    ) -> ISubscription:
+        """Assign the tasks to a consumer, and end the subscriptions that hold them. Raises RefusedError.
+
+        The same consumer id of another owner, see `access`, is another consumer. `address` is the consumer's,
+        as the transport reports it, perhaps memory:PORT. `wake` is called when messages may be available,
+        or when the subscription ends.
+        """
 
 
 @dataclass(eq=False)

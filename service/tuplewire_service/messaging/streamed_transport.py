@@ -37,10 +37,9 @@ from tuplewire_service.messaging.base import (
     IServerConnection,
 )
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.recv_service import RecvService
+from tuplewire_service.messaging.recv_service import ISubscriptionSource, RecvService
 from tuplewire_service.messaging.send_service import SendService
 from tuplewire_service.messaging.server_stream import PendingHandshakes, ServerStream
-from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _CLOSE_GRACE_SECONDS = 0.5

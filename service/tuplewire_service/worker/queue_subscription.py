@@ -18,8 +18,8 @@ from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import RejectedTask, Subscribe, TaskCursor
+from tuplewire_service.messaging.recv_service import ISubscription
 from tuplewire_service.messaging.server_stream import AccessRights
-from tuplewire_service.messaging.subscription import ISubscription
 from tuplewire_service.worker.delivery import AckedGroup
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues

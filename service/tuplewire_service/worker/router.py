@@ -27,9 +27,9 @@ from tuplewire.text.events import event_logger
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup, worker_number
 from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch, Subscribe, Successor
 from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceivedBatch
+from tuplewire_service.messaging.recv_service import ISubscription, ISubscriptionSource
 from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.streamed_transport import StreamedContext
-from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import REROUTE_SECONDS, Connections
 from tuplewire_service.worker.delivery import AckedGroup, release
