@@ -17,7 +17,7 @@ from tuplewire.text.events import event_logger
 from tuplewire_service.config.config_sources import embedded_transport_conf, settings_in
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import TransportFactory
-from tuplewire_service.messaging.local.local_transport import OwnProgramContext
+from tuplewire_service.messaging.local import OwnProgramContext
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.program import Host
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

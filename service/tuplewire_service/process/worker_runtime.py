@@ -36,7 +36,7 @@ from tuplewire_service.control.spark_servicers import SinkServicer, SourceServic
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
-from tuplewire_service.messaging.local.local_transport import OwnProgramContext
+from tuplewire_service.messaging.local import OwnProgramContext
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.program import Program
 from tuplewire_service.process.state_file import StateFile
