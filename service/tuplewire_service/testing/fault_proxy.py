@@ -55,79 +55,6 @@ class Conditions:
             raise ValueError(f"bytes_per_second must be more than 0, not {self.bytes_per_second!r}")
 
 
-class FaultyLink:
-    """Forwards the bytes of a proxy's connections under the current conditions. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self.conditions = Conditions()
-        self._changed = asyncio.Event()
-
-    async def change(self, conditions: Conditions) -> None:
-        """Set new conditions, and wake all calls of _wait(), which may depend on the old ones."""
-        self.conditions = conditions
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def forward(
-        self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Forward one direction, and then the close. Raises ConnectionResetError if the close is a reset."""
-        chunks: _ChunkQueue = asyncio.Queue(_MAX_CHUNKS)
-        async with asyncio.TaskGroup() as both:
-            both.create_task(_receive(reader, chunks))
-            both.create_task(self._forward(direction, chunks, writer))
-
-    async def _forward(self, direction: Direction, held: _ChunkQueue, writer: asyncio.StreamWriter) -> None:
-        unsent: bytes | None = b""
-        while True:
-            if not unsent:
-                arrived_at, unsent = await held.get()
-            await self._wait_until_due(direction, arrived_at)
-            if not unsent:  # the end of the stream
-                break
-            rate = self.conditions.bytes_per_second
-            size = len(unsent) if rate == math.inf else max(1, int(rate * _WRITE_INTERVAL_SECONDS))
-            piece, unsent = unsent[:size], unsent[size:]
-            # If that end has closed, the other direction forwards the close to the end that this one reads.
-            if not writer.is_closing():
-                with contextlib.suppress(OSError):
-                    writer.write(piece)
-                    await writer.drain()
-            if rate != math.inf:
-                await self._wait(len(piece) / rate)
-        if unsent is None:
-            raise ConnectionResetError
-        writer.write_eof()
-
-    async def _wait_until_due(self, direction: Direction, since: float) -> None:
-        while True:
-            silent = direction in self.conditions.silent_directions  # until the next change of the conditions
-            left = None if silent else since + self.conditions.delay_seconds - _now()
-            if left is not None and left <= 0:
-                return
-            await self._wait(left)
-
-    async def _wait(self, seconds: float | None) -> None:
-        """Wait for `seconds` (None: without a limit), or until the conditions change."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-
-
-async def _receive(reader: asyncio.StreamReader, held: _ChunkQueue) -> None:
-    data: bytes | None = b"-"
-    while data:
-        try:
-            data = await reader.read(_CHUNK_BYTES)
-        except OSError:
-            data = None  # a reset, which is forwarded as a reset
-        await held.put((_now(), data))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class FaultProxy:
     """Forwards bytes between clients of `address` and the target. Use it as a context manager. Thread-safe.
 
@@ -150,7 +77,9 @@ class FaultProxy:
         self.address = listen
         """The address for clients. It has the actual port after the start."""
         self._loop = asyncio.new_event_loop()
-        self._link = FaultyLink()
+        self.conditions = Conditions()
+        """The current conditions."""
+        self._changed = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -195,12 +124,7 @@ class FaultProxy:
 
     def resume(self) -> None:
         """Remove all faults. Buffered bytes are forwarded first."""
-        self._run(self._link.change(Conditions()))
-
-    @property
-    def conditions(self) -> Conditions:
-        """The current conditions."""
-        return self._link.conditions
+        self._run(self._set_conditions(Conditions()))
 
     def close(self) -> None:
         """Reset every connection and stop listening; a second call has no effect."""
@@ -219,7 +143,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _change(self, **conditions: Any) -> None:
-        self._run(self._link.change(replace(self.conditions, **conditions)))
+        self._run(self._set_conditions(replace(self.conditions, **conditions)))
 
     # --- on the loop -----------------------------------------------------------------------------
 
@@ -249,9 +173,14 @@ class FaultProxy:
             raise
         self._writers.add(far_writer)
         try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._link.forward(Direction.TO_TARGET, reader, far_writer))
-                both.create_task(self._link.forward(Direction.TO_CLIENT, far_reader, writer))
+            async with asyncio.TaskGroup() as all_four:
+                for direction, source, sink in (
+                    (Direction.TO_TARGET, reader, far_writer),
+                    (Direction.TO_CLIENT, far_reader, writer),
+                ):
+                    chunks: _ChunkQueue = asyncio.Queue(_MAX_CHUNKS)
+                    all_four.create_task(_receive(source, chunks))
+                    all_four.create_task(self._forward(direction, chunks, sink))
             for each in (writer, far_writer):
                 each.close()
                 await each.wait_closed()  # without a limit, until the peer has all bytes
@@ -267,6 +196,49 @@ class FaultProxy:
             return await asyncio.open_unix_connection(self.target.removeprefix(_UNIX))
         host, _, port = self.target.rpartition(":")
         return await asyncio.open_connection(host, int(port))
+
+    async def _forward(self, direction: Direction, held: _ChunkQueue, writer: asyncio.StreamWriter) -> None:
+        """Forward one direction, and then the close. Raises ConnectionResetError if the close is a reset."""
+        unsent: bytes | None = b""
+        while True:
+            if not unsent:
+                arrived_at, unsent = await held.get()
+            await self._wait_until_due(direction, arrived_at)
+            if not unsent:  # the end of the stream
+                break
+            rate = self.conditions.bytes_per_second
+            size = len(unsent) if rate == math.inf else max(1, int(rate * _WRITE_INTERVAL_SECONDS))
+            piece, unsent = unsent[:size], unsent[size:]
+            # If that end has closed, the other direction forwards the close to the end that this one reads.
+            if not writer.is_closing():
+                with contextlib.suppress(OSError):
+                    writer.write(piece)
+                    await writer.drain()
+            if rate != math.inf:
+                await self._wait(len(piece) / rate)
+        if unsent is None:
+            raise ConnectionResetError
+        writer.write_eof()
+
+    async def _wait_until_due(self, direction: Direction, since: float) -> None:
+        while True:
+            silent = direction in self.conditions.silent_directions  # until the next change of the conditions
+            left = None if silent else since + self.conditions.delay_seconds - self._loop.time()
+            if left is not None and left <= 0:
+                return
+            await self._wait(left)
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Wait for `seconds` (None: without a limit), or until the conditions change."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    async def _set_conditions(self, conditions: Conditions) -> None:
+        """Apply new conditions, and wake all calls of _wait(), which may depend on the old ones."""
+        self.conditions = conditions
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _cut(self) -> int:
         tasks = list(self._tasks)
@@ -289,6 +261,16 @@ class FaultProxy:
             await asyncio.sleep(0)
         self._server.close()
         await asyncio.sleep(0)  # the last reset connections close in the next turn of the loop
+
+
+async def _receive(reader: asyncio.StreamReader, held: _ChunkQueue) -> None:
+    data: bytes | None = b"-"
+    while data:
+        try:
+            data = await reader.read(_CHUNK_BYTES)
+        except OSError:
+            data = None  # a reset, which is forwarded as a reset
+        await held.put((asyncio.get_running_loop().time(), data))
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
