@@ -196,21 +196,14 @@ class Access(AccessRights):
     def check_receive(self, topology: str, tasks: Iterable[int]) -> None:
         tasks = list(tasks)
         self._recheck = partial(Access.check_receive, topology=topology, tasks=tasks)
-        self._check_has_rule(topology)
-        granted = self._permissions()
-        if granted is not None and (denied_tasks := [task for task in tasks if task not in granted.receive]):
-            raise self._task_denial(f"receive from task {denied_tasks[0]}", "receive")
+        self._check_tasks(topology, tasks, "receive from", "receive")
 
     def check_tap(self, topology: str, tasks: Collection[int]) -> None:
         self._recheck = partial(Access.check_tap, topology=topology, tasks=tasks)
-        self._check_has_rule(topology)
+        self._check_tasks(topology, tasks, "tap", "tap")
         granted = self._permissions()
-        if granted is None:
-            return
-        if not tasks and not granted.tap.contains_all:
+        if granted is not None and not tasks and not granted.tap.contains_all:
             raise self._task_denial("tap every task", "tap")
-        if denied_tasks := [task for task in tasks if task not in granted.tap]:
-            raise self._task_denial(f"tap task {denied_tasks[0]}", "tap")
 
     def denied_groups(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
         # The frequent case without rules must be fast: this runs for each frame.
@@ -261,12 +254,15 @@ class Access(AccessRights):
     def _check_has_rule(self, topology: str) -> None:
         granted = self._permissions()
         if granted is not None and not granted.has_rule:
-            raise self._guard.add_denial(
-                self._id,
-                "topology",
-                f"{self._id} may not use topology {topology!r}: add a rule for it to the worker's "
-                "permissions file",
-            )
+            advice = "add a rule for it to the worker's permissions file"
+            raise self._may_not("topology", f"use topology {topology!r}", advice)
+
+    def _check_tasks(self, topology: str, tasks: Iterable[int], action: str, key: str) -> None:
+        self._check_has_rule(topology)
+        granted = self._permissions()
+        for task in tasks if granted is not None else ():
+            if task not in getattr(granted, key):
+                raise self._task_denial(f"{action} task {task}", key)
 
     def _task_denial(self, action: str, key: str) -> PermissionDeniedError:
         return self._may_not("task", action, f"permit it under `{key}` {_RULE_HINT}")
