@@ -192,23 +192,21 @@ class ProgramReports:
 
     def _trim_samples(self, program: _Reports, max_series: int) -> None:
         """Remove the samples that exceed the limit; count them, and log this at a limited rate."""
-        metrics = program.report.metrics
-        program.series = sum(_count_series(sample) for family in metrics for sample in family.samples)
-        if program.series <= max_series:
-            return
-        omitted = Counter[str]()
-        program.series = 0
+        metrics, omitted = program.report.metrics, Counter[str]()
         for family in metrics:
             kept = []
             for sample in family.samples:
-                if program.series + _count_series(sample) <= max_series:
-                    program.series += _count_series(sample)
+                if program.series + (count := _count_series(sample)) <= max_series:
+                    program.series += count
                     kept.append(sample)
                 else:
                     labels = dict(zip(family.label_names, sample.label_values, strict=True))
                     omitted[labels.get("component", "")] += 1
-            family.ClearField("samples")
-            family.samples.extend(kept)
+            if len(kept) < len(family.samples):
+                family.ClearField("samples")
+                family.samples.extend(kept)
+        if not omitted:
+            return
         # The omission itself is visible as a metric.
         added = metrics.add(name=OMITTED, help=_OMITTED, kind=pb.METRIC_KIND_GAUGE, label_names=["component"])
         for component, count in omitted.items():
