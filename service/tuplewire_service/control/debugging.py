@@ -15,7 +15,7 @@ import platform
 import sys
 import threading
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from types import FrameType
@@ -112,19 +112,14 @@ def _thread_stacks() -> Iterator[str]:
 
 async def _asyncio_task_stacks() -> str:
     """Return the places where asyncio tasks wait. Each place appears once, with its number of tasks."""
-    found: Counter[tuple[CodeLocation, ...]] = Counter()
-    names: dict[tuple[CodeLocation, ...], list[str]] = {}
+    names: defaultdict[tuple[CodeLocation, ...], list[str]] = defaultdict(list)
     for number, task in enumerate(asyncio.all_tasks(), 1):
-        places = tuple(_await_chain(task.get_coro()))
-        found[places] += 1
-        some = names.setdefault(places, [])
-        if len(some) < 3:
-            some.append(task.get_name())
+        names[tuple(_await_chain(task.get_coro()))].append(task.get_name())
         if number % _ASYNCIO_TASKS_PER_TURN == 0:
             await asyncio.sleep(0)
     parts = []
-    for places, count in found.most_common():
-        parts.append(f"{count} asyncio tasks, such as {', '.join(names[places])}\n")
+    for places, found in sorted(names.items(), key=lambda item: len(item[1]), reverse=True):
+        parts.append(f"{len(found)} asyncio tasks, such as {', '.join(found[:3])}\n")
         parts += [f'  File "{file}", line {line}, in {function}\n' for file, line, function in places]
         parts.append("\n")
     return "".join(parts)
