@@ -54,7 +54,11 @@ class TransportFactory:
             raise ConfigError(f"{TRANSPORT_KEY} must be the name of a transport, not {name!r}")
         plugin_class = _load_class(name)
         try:
-            context = _prepare(plugin_class(), conf)
+            context = plugin_class()
+            if isinstance(context, IContext):
+                context.prepare(conf)
+            elif callable(make_context := getattr(context, "make_context", None)):
+                context = make_context(conf)
         except TuplewireError:
             # It already names the setting. Any other exception is a defect of a plug-in.
             raise
@@ -63,22 +67,12 @@ class TransportFactory:
             raise ConfigError(
                 f"the transport {name!r} of {TRANSPORT_KEY} cannot be made: {problem}"
             ) from error
-        if context is None:
+        if not isinstance(context, IContext):
             raise ConfigError(
                 f"{TRANSPORT_KEY}={name!r} is neither an IContext "
                 "nor has a make_context(conf) that returns one"
             )
         return context
-
-
-def _prepare(plugin: Any, conf: Mapping[str, Any]) -> IContext | None:
-    """Return the context that a plug-in is or creates; None if it is not a plug-in."""
-    if isinstance(plugin, IContext):
-        plugin.prepare(conf)
-        return plugin
-    make_context = getattr(plugin, "make_context", None)
-    context = make_context(conf) if callable(make_context) else None
-    return context if isinstance(context, IContext) else None
 
 
 def _installed() -> Iterable[EntryPoint]:
