@@ -108,7 +108,14 @@ class Stop:
 
     def watch_stdin(self) -> None:
         """Stop at the end of standard input: the parent process that held it open has exited."""
-        threading.Thread(target=self._await_end_of_input, name="tuplewire-stdin", daemon=True).start()
+
+        def await_end() -> None:
+            descriptor = sys.stdin.fileno()
+            while os.read(descriptor, 4096):
+                pass
+            self.request(StopRequest("stdin_eof"))
+
+        threading.Thread(target=await_end, name="tuplewire-stdin", daemon=True).start()
 
     def _on_signal(self, number: int) -> None:
         if self._was_signalled:
@@ -116,9 +123,3 @@ class Stop:
             os._exit(128 + number)
         self._was_signalled = True
         self.request(StopRequest(signal.Signals(number).name))
-
-    def _await_end_of_input(self) -> None:
-        descriptor = sys.stdin.fileno()
-        while os.read(descriptor, 4096):
-            pass
-        self.request(StopRequest("stdin_eof"))
