@@ -109,7 +109,6 @@ class LogOutput(logging.Handler, Collector):
         self._restore_timer = asyncio.get_running_loop().call_later(seconds, self._restore)
 
     def _restore(self) -> None:
-        self._restore_timer = None
         self._apply(self._configured_level, LogRateLimiter.DEFAULT_INTERVAL_SECONDS)
         logger.warning("log_level.restored", extra={"level": self._configured_level})
 
