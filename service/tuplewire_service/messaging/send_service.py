@@ -261,30 +261,33 @@ class SendService(StreamService):
         # 6. The connection breaks: the read ends, or raises StreamBroken. gRPC also cancels this task.
         # 7. The server stops: the transport cancels this task.
         # The stream may have been ended while the welcome was written (case 4).
-        if stream.end_error is not None:
-            raise stream.end_error
+        if stream.ending.done():
+            raise stream.ending.result()
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
+        # In a task of its own, a message does not continue the coroutines of the caller, too.
+        reader = stream.reader = asyncio.create_task(self._read(session, stream), name="receive")
         try:
-            await stream.read_until_stopped(self._read(session, stream))
+            await asyncio.wait([reader, stream.ending], return_when=asyncio.FIRST_COMPLETED)
+            if not (stream.ending.done() or reader.cancelled()):
+                reader.result()
             stream.read_finished.set()
             stream.wake.set()
             # In cases 1 to 3, the writer ends after the last update.
-            await asyncio.wait([writer])
+            await asyncio.wait([writer, stream.ending], return_when=asyncio.FIRST_COMPLETED)
+            if stream.ending.done():
+                raise stream.ending.result()
             if stream.reading_ended:
                 raise DrainingError("the worker is draining; connect again later, or to another one")
-        except asyncio.CancelledError:
-            # Without an error of stream.end(), this is case 6 or 7.
-            if stream.end_error is None:
-                raise
-            raise stream.end_error from None
         except TuplewireError as error:
-            stream.end_error = error
+            stream.end(error)
             raise
         finally:
-            stream.cancellable_task = None
+            reader.cancel()
             stream.read_finished.set()
             stream.wake.set()
             await finish_writing(writer)
+            await asyncio.gather(reader, return_exceptions=True)
+            stream.reader = None  # its exception refers to the stream
 
     async def _read(self, session: Session, stream: SenderStream) -> None:
         while (data := await stream.server_stream.read()) is not None:
@@ -364,7 +367,7 @@ class SendService(StreamService):
 
     def _awaits_releases(self, session: Session, stream: SenderStream) -> bool:
         """Return True if a sender that stopped writing because of a drain still waits for releases."""
-        if self._ending or stream.end_error is not None or stream.peer_level <= self.intake:
+        if self._ending or stream.ending.done() or stream.peer_level <= self.intake:
             return False
         return session.acks_releases and not session.state.credit.all_released
 

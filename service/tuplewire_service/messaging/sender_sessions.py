@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -51,9 +51,9 @@ class SenderStream:
         self.frame_event = BatchedEvent(self.wake, asyncio.get_running_loop())
         """Accepted frames without an acknowledgement, gathered unless the sender requests one."""
         self.task = asyncio.current_task()
-        self.cancellable_task: asyncio.Task[Any] | None = None
-        """The task while it may be cancelled. A write must not be cancelled; see finish_writing()."""
-        self.end_error: TuplewireError | None = None
+        self.ending: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        """Done once the stream must end, with the error for its sender."""
+        self.reader: asyncio.Task[None] | None = None
         self.peer_level = AcceptedPeers.ALL
         """The lowest intake level that accepts this stream."""
         self.drain_notified = False
@@ -76,28 +76,16 @@ class SenderStream:
     def stop_reading(self) -> None:
         """Stop reading from a sender that does not close its side; it still receives pending messages."""
         self.reading_ended = True
-        if self.cancellable_task is not None:
-            self.cancellable_task.cancel()
-
-    async def read_until_stopped(self, reading: Coroutine[Any, Any, None]) -> None:
-        """Read to the end, or until stop_reading()."""
-        # In a task of its own, a message does not continue the coroutines of the caller, too.
-        self.cancellable_task = asyncio.create_task(reading, name="receive")
-        try:
-            await self.cancellable_task
-        except asyncio.CancelledError:
-            # Cancelled by end(), or by a server that stops. stop_reading() only ends the read.
-            if not self.reading_ended or self.end_error is not None or (self.task and self.task.cancelling()):
-                raise
-        self.cancellable_task = self.task
+        if self.reader is not None:
+            self.reader.cancel()
 
     def end(self, error: TuplewireError) -> None:
         """End the stream with an error, after a last acknowledgement; only the first error counts."""
-        if self.end_error is None:
-            self.end_error = error
-            # Without a read, the task may be writing: do not cancel it; SendService raises the error.
-            if self.cancellable_task is not None:
-                self.cancellable_task.cancel()
+        if not self.ending.done():
+            self.ending.set_result(error)
+            # Immediately: no frame may be accepted after the end.
+            if self.reader is not None:
+                self.reader.cancel()
 
 
 def _merge_backpressure(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
