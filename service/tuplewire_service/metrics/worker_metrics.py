@@ -42,10 +42,12 @@ _EXPORTED_SETTINGS = [  # for comparisons between workers: sizes and times, but 
 ]
 
 
-class SeriesNames:
-    """Assigns series names to keys. The first `limit` keys have their own name, the others are `other`.
+class Series:
+    """The series of a label: the name of each key, and the totals of each name.
 
-    A key keeps its name while it exists. A new key, never one counted as `other`, replaces a removed one.
+    The first `limit` keys have their own name, the others are `other`. A key keeps its name while it exists.
+    A new key, never one counted as `other`, replaces a removed one. A total includes removed sources until
+    the last source of the name is removed.
     """
 
     def __init__(self, limit: int, always_named: Collection[str] = ()) -> None:
@@ -54,6 +56,8 @@ class SeriesNames:
         self._always = frozenset(always_named)
         self._named_keys: set[str] = set()
         self._others: set[str] = set()
+        self._last: dict[Hashable, tuple[str, Sequence[int]]] = {}
+        self._removed_totals: dict[str, list[int]] = {}
 
     def names_of(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the name of each key. The argument must contain all current keys."""
@@ -64,14 +68,6 @@ class SeriesNames:
             if not (key in self._always or key in self._named_keys or key in self._others):
                 (self._named_keys if len(self._named_keys) < self._limit else self._others).add(key)
         return {key: OTHER if key in self._others else key for key in keys}
-
-
-class CounterTotals:
-    """Totals by name. They include removed sources until the last source of the name is removed."""
-
-    def __init__(self) -> None:
-        self._last: dict[Hashable, tuple[str, Sequence[int]]] = {}
-        self._removed_totals: dict[str, list[int]] = {}
 
     def add_up(self, sources: Mapping[Hashable, tuple[str, Sequence[int]]]) -> dict[str, list[int]]:
         """Return the totals by name. `sources` has the name and the counts of each current source."""
@@ -105,15 +101,12 @@ class WorkerCollector(Collector):
         self._capacity = config.receive_queue_messages
         self._lock = threading.Lock()  # scrapes can run in parallel
         max_series = config.metrics_series
-        self._tasks = SeriesNames(max_series)
-        self._peers = SeriesNames(max_series)
+        self._tasks = Series(max_series)
+        self._peers = Series(max_series)
         # Metrics are public. With permission rules, only operators and an identity itself may see its name.
-        self._identities = SeriesNames(0 if config.permissions_file else max_series)
-        self._lossy_peers = SeriesNames(max_series, always_named=(OTHER,))
-        self._sources = SeriesNames(max_series, always_named=(CLIENT_SOURCE, OTHER))
-        self._sent_totals = CounterTotals()
-        self._received_totals = CounterTotals()
-        self._task_totals = CounterTotals()
+        self._identities = Series(0 if config.permissions_file else max_series)
+        self._lossy_peers = Series(max_series, always_named=(OTHER,))
+        self._sources = Series(max_series, always_named=(CLIENT_SOURCE, OTHER))
 
     def collect(self) -> Iterable[Metric]:
         """Return all families of one status. Thread-safe."""
@@ -170,7 +163,7 @@ class WorkerCollector(Collector):
 
     def _received_families(self, received: Iterable[pb.ReceiveCount]) -> Iterator[Metric]:
         names = self._sources.names_of(count.source for count in received)
-        by_name = self._received_totals.add_up(
+        by_name = self._sources.add_up(
             {c.source: (names[c.source], (c.messages, c.frames, c.bytes)) for c in received}
         )
         yield from _columns(_RECEIVED, "source", by_name)
@@ -194,7 +187,7 @@ class WorkerCollector(Collector):
             rows[peer.connection_number] = (name, (*sent, ledger.accepted, *settled))
             pending[name] += ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))  # `other`: 1 only if all are connected
-        yield from _columns(_SENT, "peer", self._sent_totals.add_up(rows))
+        yield from _columns(_SENT, "peer", self._peers.add_up(rows))
         yield gauge_by("peer_pending_messages", _PENDING, "peer", pending.items())
         yield gauge_by("connection_up", _UP, "peer", up.items())
 
@@ -216,7 +209,7 @@ class WorkerCollector(Collector):
         columns: Sequence[Mapping[str, float]] = (messages, queued_bytes, capacity, subscribed, oldest)
         for (family, help_text), values in zip(_QUEUE, columns, strict=True):
             yield gauge_by(family, help_text, "task", values.items())
-        yield from _columns(_TASK_COUNTS, "task", self._task_totals.add_up(counts))
+        yield from _columns(_TASK_COUNTS, "task", self._tasks.add_up(counts))
         yield gauge("fullest_queue_ratio", _FULLEST, max((task.load for task in tasks), default=0.0))
 
 
