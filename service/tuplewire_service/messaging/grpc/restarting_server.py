@@ -121,23 +121,17 @@ class RestartingServer:
         server = self.make_server()
         try:
             for address in self.addresses:
-                await self._listen_again(server, address)
-        except asyncio.CancelledError:
-            await self._serve(server)  # gRPC frees the addresses only of a started server
-            raise
-        await self._serve(server)
-        logger.info("grpc_server.restarted", extra={"addresses": self.addresses})
-
-    async def _listen_again(self, server: grpc.aio.Server, address: str) -> None:
-        while True:
-            try:
-                self._listen(server, address)
-            except BindError as error:
-                logger.warning("grpc_server.not_bound", extra={"reason": str(error)})
-                await asyncio.sleep(self.backoff.next())
-            else:
+                while True:
+                    try:
+                        self._listen(server, address)
+                        break
+                    except BindError as error:
+                        logger.warning("grpc_server.not_bound", extra={"reason": str(error)})
+                        await asyncio.sleep(self.backoff.next())
                 self.backoff.reset()
-                return
+        finally:  # gRPC frees the addresses only of a started server
+            await self._serve(server)
+        logger.info("grpc_server.restarted", extra={"addresses": self.addresses})
 
     async def _await_socket_removal(self) -> None:
         """Wait until the failed server has removed its sockets; otherwise it would remove the new ones."""
