@@ -36,7 +36,7 @@ from helpers.worker_process import environment_without_ours
 
 from tuplewire.settings.addresses import split_host_port
 from tuplewire.spark import kubernetes
-from tuplewire_service.security.permissions import ACTIONS, read_rules
+from tuplewire_service.security.permissions import ACTIONS, permissions_of, read_rules
 from tuplewire_service.worker.assignment import load_assignment
 
 CONFIG = "/etc/tuplewire/worker.toml"
@@ -337,7 +337,7 @@ def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
     topology = str(config_of(profile, "worker")["topology"])
     names = ["any.certificate"]
     driver, executor_, topologies, nobody, unnamed = (
-        rules.permissions_of(names, token, topology)
+        permissions_of(rules, names, token, topology)
         for token in ("programs/driver", "programs", "topologies", "another", "")
     )
     assert driver.control == set(ACTIONS)

@@ -20,7 +20,7 @@ from tuplewire.identity.files import Token
 from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.server_stream import AccessRights
-from tuplewire_service.security.permissions import Permissions, Rules
+from tuplewire_service.security.permissions import PermissionRule, Permissions, permissions_of
 
 logger = event_logger(__name__)
 
@@ -72,8 +72,8 @@ class Guard:
     worker_names: Callable[[], Sequence[str]] = tuple
     client_names: Sequence[str] = ()
     tokens: Callable[[], Sequence[Token]] | None = None
-    read_rules: Callable[[], Rules] | None = None
-    rules: Rules | None = field(default=None, init=False)
+    read_rules: Callable[[], Sequence[PermissionRule]] | None = None
+    rules: Sequence[PermissionRule] | None = field(default=None, init=False)
     denials: Counter[str] = field(default_factory=Counter, init=False)
     open_streams: dict[Access, Callable[[RefusedError], None]] = field(default_factory=dict, init=False)
 
@@ -163,7 +163,7 @@ class Access(AccessRights):
     def _identify(self) -> None:
         self._token, self._may_be_worker = self._guard.check_identity(self._caller)
         self._id = f"token {self._token}" if self._token else self._caller.identity
-        self._rules: Rules | None = None
+        self._rules: Sequence[PermissionRule] | None = None
         self._granted: Permissions | None = None
 
     @contextmanager
@@ -248,7 +248,7 @@ class Access(AccessRights):
         # The sum of the rules is computed once for each version of the file.
         if self._granted is None or rules is not self._rules:
             self._rules = rules
-            self._granted = rules.permissions_of(self._caller.names, self._token, self._guard.topology)
+            self._granted = permissions_of(rules, self._caller.names, self._token, self._guard.topology)
         return self._granted
 
     def _check_has_rule(self, topology: str) -> None:

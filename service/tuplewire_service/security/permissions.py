@@ -7,7 +7,7 @@ Source: Storm's `SimpleACLAuthorizer`, which has topologies but no tasks. Design
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,26 +58,21 @@ class PermissionRule(Permissions):
         return token in self.tokens or any_name_matches(names, self.certificates)
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules of a file. Everything that no rule allows is denied."""
-
-    rules: tuple[PermissionRule, ...]
-
-    def permissions_of(self, names: Iterable[str], token: str | None, topology: str) -> Permissions:
-        """Return the permissions of a client."""
-        names = tuple(names)
-        fitting = [rule for rule in self.rules if rule.applies_to(names, token, topology)]
-        tasks: dict[str, Any] = {key: _union(getattr(rule, key) for rule in fitting) for key in _TASKS}
-        control = frozenset(action for rule in fitting for action in rule.control)
-        return Permissions(has_rule=bool(fitting), control=control, **tasks)
+def permissions_of(
+    rules: Iterable[PermissionRule], names: Sequence[str], token: str | None, topology: str
+) -> Permissions:
+    """Return the permissions of a client. Everything that no rule allows is denied."""
+    fitting = [rule for rule in rules if rule.applies_to(names, token, topology)]
+    tasks: dict[str, Any] = {key: _union(getattr(rule, key) for rule in fitting) for key in _TASKS}
+    control = frozenset(action for rule in fitting for action in rule.control)
+    return Permissions(has_rule=bool(fitting), control=control, **tasks)
 
 
 def _union(ranges: Iterable[TaskRanges]) -> TaskRanges:
     return TaskRanges.of(pair for each in ranges for pair in zip(each.starts, each.ends, strict=True))
 
 
-def read_rules(path: Path) -> Rules:
+def read_rules(path: Path) -> tuple[PermissionRule, ...]:
     """Read a permissions file: TOML with a table [[client]] for each rule. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -102,7 +97,7 @@ def read_rules(path: Path) -> Rules:
             rules.append(_rule(table))
         except ConfigError as error:
             raise ConfigError(f"client {number} of the permissions file {path}: {error}") from error
-    return Rules(tuple(rules))
+    return tuple(rules)
 
 
 def _check_dots(text: str) -> None:

@@ -11,7 +11,7 @@ from tuplewire.errors import PermissionDeniedError, RefusedError, Unauthenticate
 from tuplewire.identity.files import Token
 from tuplewire.values.task_ids import TaskRanges
 from tuplewire_service.security.guard import DENIAL_REASONS, Access, Caller, Guard
-from tuplewire_service.security.permissions import PermissionRule, Rules
+from tuplewire_service.security.permissions import PermissionRule
 
 TOKEN = Token("etl", "0123456789" * 2)
 WORKER = Caller("ipv4:10.0.0.1:1", ("a.workers.example",), has_certificate=True)
@@ -34,7 +34,7 @@ def guard(
         worker_names=lambda: ("*.workers.example",),
         client_names=client_names,
         tokens=None if tokens is None else lambda: tuple(tokens),
-        read_rules=None if rules is None else lambda: Rules(tuple(rules)),
+        read_rules=None if rules is None else lambda: tuple(rules),
     )
 
 

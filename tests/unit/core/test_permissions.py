@@ -8,7 +8,7 @@ import pytest
 
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.values.task_ids import TaskRanges
-from tuplewire_service.security.permissions import Permissions, read_rules
+from tuplewire_service.security.permissions import Permissions, permissions_of, read_rules
 
 RULES = """
 [[client]]
@@ -29,7 +29,7 @@ send = "100"
 def _granted(folder: Path, name: str, token: str | None, topology: str = "flights") -> Permissions:
     file = folder / "permissions.toml"
     file.write_text(RULES, encoding="utf-8")
-    return read_rules(file).permissions_of([name], token, topology)
+    return permissions_of(read_rules(file), [name], token, topology)
 
 
 def test_rules_add_up(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tuplewire_service.config.worker_config import (
     SOCKET_PATH,
     WorkerConfig,
 )
-from tuplewire_service.security.permissions import read_rules
+from tuplewire_service.security.permissions import permissions_of, read_rules
 
 
 def _file(directory: Path, text: str) -> Path:
@@ -289,7 +289,7 @@ def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
     worker.write_text(settings, encoding="utf-8")
     permissions.write_text(rules, encoding="utf-8")
     assert load({}, {}, worker).config.tls_client_names == ("*.jobs.example", "spiffe://prod/etl")
-    granted = read_rules(permissions).permissions_of(["etl.jobs.example"], None, "flights")
+    granted = permissions_of(read_rules(permissions), ["etl.jobs.example"], None, "flights")
     assert 99 in granted.send
     assert 200 in granted.receive
 
