@@ -63,10 +63,9 @@ class ZmqSettings(TransportSettings):
         """The messages and bytes that one side of a stream may send before the other side reads them."""
         return self.hwm or 2**32, 4 * MIB
 
-
-def tcp_endpoint(host: str, port: int) -> str:
-    """Return the endpoint of a TCP address."""
-    return f"tcp://{host}:{port or '*'}"
+    def endpoint(self, host: str, port: int) -> str:
+        """Return the endpoint of an address. In local mode, it is the port's for any host."""
+        return ipc_endpoint(port) if self.cluster_mode == "local" else f"tcp://{host}:{port or '*'}"
 
 
 def ipc_endpoint(port: int) -> str:
@@ -123,16 +122,16 @@ class Sockets:
             self._pid = os.getpid()
             self._open = set()
             messaging_thread().suspendables.add(self)
-        settings = self._settings
+        settings, session = self._settings, self._settings.session
         new_socket = self._context.socket(kind)
         self._open.add(new_socket)
-        session = settings.session
         keepalive_millis = int(1000 * session.keepalive_seconds)
+        # The window is the effective limit; this adds capacity for frames outside the window.
+        high_water_mark = settings.hwm + _CONTROL_FRAMES if settings.hwm else 0
         # A closed socket drops unsent messages, because the session sends them again.
         new_socket.set(zmq.LINGER, 0)
-        # The window is the effective limit; this adds capacity for frames outside the window.
-        new_socket.set(zmq.SNDHWM, settings.hwm + _CONTROL_FRAMES if settings.hwm else 0)
-        new_socket.set(zmq.RCVHWM, settings.hwm + _CONTROL_FRAMES if settings.hwm else 0)
+        new_socket.set(zmq.SNDHWM, high_water_mark)
+        new_socket.set(zmq.RCVHWM, high_water_mark)
         new_socket.set(zmq.MAXMSGSIZE, session.max_request_bytes)
         # Heartbeats detect a peer that has stopped without closing its connection.
         new_socket.set(zmq.HEARTBEAT_IVL, keepalive_millis)

@@ -29,14 +29,7 @@ from tuplewire.errors import (
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.server_stream import code_of, log_refusal
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer, StreamHandler
-from tuplewire_service.messaging.zmq.zmq_sockets import (
-    Pump,
-    Sockets,
-    ZmqSettings,
-    claim_ipc_port,
-    ipc_endpoint,
-    tcp_endpoint,
-)
+from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets, ZmqSettings, claim_ipc_port
 from tuplewire_service.messaging.zmq.zmq_stream import (
     HANDSHAKE_FAILURES,
     ZERO,
@@ -99,14 +92,11 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         return port
 
     def _listen(self) -> int:
-        settings = self._settings
-        local = settings.cluster_mode == "local"
+        host, port, local = self._settings.host, self.port, self._settings.cluster_mode == "local"
         if local:
-            port = claim_ipc_port(self.port, self._claim)
-            endpoint = ipc_endpoint(port)
-        else:
-            endpoint = tcp_endpoint(settings.host, self.port)
-            self._socket.set(zmq.IPV6, int(":" in settings.host))
+            port = claim_ipc_port(port, self._claim)
+        endpoint = self._settings.endpoint(host, port)
+        self._socket.set(zmq.IPV6, int(":" in host))
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -116,7 +106,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if not local:
             port = int(self._endpoint.rpartition(":")[2])
-        self.addresses = [self._endpoint if local else f"{settings.host}:{port}"]
+        self.addresses = [self._endpoint if local else f"{host}:{port}"]
         return port
 
     def _on_message(self, parts: list[zmq.Frame]) -> None:
@@ -284,10 +274,8 @@ class ZmqContext(StreamedContext):
 
     def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del topology_id  # the hello contains it
-        settings = self.settings
-        local = settings.cluster_mode == "local"
-        endpoint = ipc_endpoint(port) if local else tcp_endpoint(host, port)
-        return zmq_stream_opener(self.sockets, endpoint, f"{host}:{port}", settings.stream_window)
+        endpoint = self.settings.endpoint(host, port)
+        return zmq_stream_opener(self.sockets, endpoint, f"{host}:{port}", self.settings.stream_window)
 
     def term(self) -> None:
         super().term()
