@@ -44,8 +44,6 @@ from tuplewire_service.testing.harness import (
 class TransportConformance(TransportHarness):
     """The tests that every transport must pass. Inherit from it, and define make_context()."""
 
-    # --- messages ------------------------------------------------------------------------------------
-
     def test_a_batch_arrives_in_order(self) -> None:
         """All messages arrive once, in order within each (source, task)."""
         with self.recorded() as (recorder, client):
@@ -92,8 +90,6 @@ class TransportConformance(TransportHarness):
             for connection in (client, server):
                 connection.close()
                 assert connection.status is ConnectionStatus.CLOSED
-
-    # --- before there is a server --------------------------------------------------------------------
 
     def test_messages_wait_for_the_server(self) -> None:
         """Messages sent before the server is bound are delivered afterwards, before later messages."""
@@ -145,8 +141,6 @@ class TransportConformance(TransportHarness):
         """A second bind of a port raises an error; two servers do not share the port."""
         with self.pair(Recorder()) as (server, _), self.context() as context:
             TestCase().assertRaises(BindError, context.bind, TOPOLOGY, server.port, Recorder())
-
-    # --- the end -------------------------------------------------------------------------------------
 
     def test_close_waits_for_accepted_messages(self) -> None:
         """All sent messages have arrived when close() returns; a later send() raises ClosedError."""
@@ -212,8 +206,6 @@ class TransportConformance(TransportHarness):
         context.term()
         assert server.status is client.status is ConnectionStatus.CLOSED
 
-    # --- bounds and backpressure ---------------------------------------------------------------------
-
     def test_a_full_connection_raises_buffer_full(self) -> None:
         """While a receiver holds messages, a client accepts a limited number, and more after the release."""
         with self.recorded(1, max_pending_messages=10) as (recorder, client):
@@ -272,8 +264,6 @@ class TransportConformance(TransportHarness):
             eventually(lambda: len(recorder.payloads(2)) == 1000)
             recorder.release()
             eventually(settled_condition(client))
-
-    # --- reports -------------------------------------------------------------------------------------
 
     def test_load_reaches_the_clients(self) -> None:
         """Every client receives loads, even if it connects later. Loads are not delivered as messages."""
