@@ -43,7 +43,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             await asyncio.wait(self._watchers, timeout=timeout)
 
     async def Check(self, request: Request, context: Call) -> Response:
-        """Return the current state."""
         status = self._status(request.service)
         if status == Response.SERVICE_UNKNOWN:
             await context.abort(
@@ -53,7 +52,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return Response(status=status)
 
     async def Watch(self, request: Request, context: Call) -> AsyncIterator[Response]:
-        """Yield the current state, and every change, until the worker drains."""
         if len(self._watchers) >= _MAX_WATCHERS:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -67,14 +67,11 @@ _TAP_BATCH_SECONDS = 0.05
 # ruff: noqa: N802 - methods have the wire's names
 @dataclass(eq=False)
 class ControlServicer(control_pb2_grpc.ControlServicer):
-    """Serves tuplewire.v1.Control for one worker. Call only from the event loop.
+    """Serves tuplewire.v1.Control for one worker; see control.proto. Call only from the event loop.
 
     Attributes:
-        stop: Stops the process.
         admit: Returns the rights of a caller. The right to call the method is checked before.
         status: Returns the status with the requested tasks, without senders and consumers.
-        debugging: Creates debug bundles, and changes the logging.
-        reports: Stores the reports of programs.
         call_program: Calls the program in the process; it may block.
         reserved_names: The names of the worker's own metrics, which programs must not use.
     """
@@ -93,7 +90,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         """The events that wake the open taps, with the errors that end them."""
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Call) -> pb.GetStatusResponse:
-        """Return a snapshot."""
         access = self.admit(context)
         if request.membership_poll_seconds:
             access.check_control("UpdateAssignment")
@@ -109,7 +105,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return status
 
     async def GetLoad(self, request: pb.GetLoadRequest, _context: Call) -> pb.GetLoadResponse:
-        """Return the known loads of the requested tasks, or of all tasks if none is requested."""
         tasks = unique(request.tasks, "tasks") or list(self.worker.router.table.owner_by_task)
         loads: dict[int, float] = {}
         for start in range(0, len(tasks), _TASKS_PER_TURN):
@@ -120,7 +115,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def GetAssignment(
         self, _request: pb.GetAssignmentRequest, _context: Call
     ) -> pb.GetAssignmentResponse:
-        """Return the current assignment, if any."""
         found = self.worker.assignment
         return pb.GetAssignmentResponse(
             assignment=None if found is None else assignment_to_wire(found),
@@ -131,7 +125,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def UpdateAssignment(
         self, request: pb.UpdateAssignmentRequest, _context: Call
     ) -> pb.UpdateAssignmentResponse:
-        """Apply a newer assignment."""
         try:
             # In a thread: 100,000 tasks would block messages.
             assignment = await asyncio.to_thread(assignment_from_wire, request.assignment)
@@ -141,11 +134,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
     async def Tap(self, request: pb.TapRequest, context: Call) -> AsyncGenerator[pb.TapResponse]:
-        """Yield copies of messages. The first response is empty, and shows that the tap is open.
-
-        Raises PermissionDeniedError, also if the right is withdrawn later, ResourceLimitError if there are
-        too many taps, DrainingError, and NotReadyError after a defect.
-        """
+        """See control.proto. Also ends if the right is withdrawn, and with NotReadyError after a defect."""
         wanted, access = _with_defaults(request), self.admit(context)
         access.check_tap(self.worker.settings.topology, wanted.tasks)
         woken = asyncio.Event()
@@ -184,7 +173,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def GetDebug(
         self, _request: pb.GetDebugRequest, context: Call
     ) -> AsyncGenerator[pb.GetDebugResponse]:
-        """Yield the files of a debug bundle, in pieces."""
         logger.info(
             "debug.requested", extra={"client": context.peer(), "identity": self.admit(context).owner}
         )
@@ -195,7 +183,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                     yield pb.GetDebugResponse(name=name, content=content[start : start + _CHUNK_BYTES])
 
     async def SetLogging(self, request: pb.SetLoggingRequest, context: Call) -> pb.SetLoggingResponse:
-        """Change the log level for a limited time."""
         by = {"client": context.peer(), "identity": self.admit(context).owner}
         self.debugging.log.change(request.level, request.every_seconds, request.duration_seconds, by)
         return pb.SetLoggingResponse()
@@ -203,7 +190,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def ReportProgram(
         self, request: pb.ReportProgramRequest, context: Call
     ) -> pb.ReportProgramResponse:
-        """Store a program's report about its topology."""
         settings = self.worker.settings
         check_receiver(settings.worker_id, settings.topology, "program", request)
         # In a thread: 10,000 samples would block messages.
@@ -214,7 +200,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return pb.ReportProgramResponse()
 
     async def CallProgram(self, request: pb.CallProgramRequest, _context: Call) -> pb.CallProgramResponse:
-        """Pass a request to the program in this process."""
         # In a thread: the program may take a minute to open its tasks.
         response = await asyncio.to_thread(self.call_program, request.request)
         return pb.CallProgramResponse(response=response)
@@ -269,7 +254,6 @@ class ServiceHandlers(grpc.GenericRpcHandler):
         """Do nothing: the generic handlers serve the same methods on all servers."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """See grpc.GenericRpcHandler."""
         found: list[Any] = [each.service(handler_call_details) for each in self._handlers]
         method = next(filter(None, found), None)
         if method is None:

@@ -1,4 +1,4 @@
-"""The gRPC services Sink and Source, with which Spark queries write and read.
+"""The gRPC services Sink and Source of control.proto, with which Spark queries write and read.
 
 They call the worker's sinks and read its queues. Used by process/worker_runtime.py. Owns no state.
 Call only from the event loop. Design: docs/design/sinks.md and docs/design/readers.md.
@@ -55,7 +55,6 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         return sink, names
 
     async def Stage(self, request: pb.StageRequest, context: Call) -> pb.StageResponse:
-        """Store a piece of an attempt; without space, return the reason in `waits_for` instead."""
         sink = self._sink(request, context)
         check_id("attempt", request.attempt)
         groups = groups_of(parse(OpaqueFrame.FromString, request.frame, "Frame"))
@@ -74,12 +73,10 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         return pb.StageResponse(accepted=not waits_for, waits_for=waits_for)
 
     async def Discard(self, request: pb.DiscardRequest, context: Call) -> pb.DiscardResponse:
-        """Discard staged messages."""
         self.worker.sinks.staging.discard(self._sink(request, context), request.epoch, request.attempt)
         return pb.DiscardResponse()
 
     async def Begin(self, request: pb.BeginRequest, context: Call) -> pb.BeginResponse:
-        """Register a run of a sink's query."""
         sink, names = self._checked_attempts(request, context)
         check_id("run", request.run)
         tasks, previous = self.worker.sinks.begin_run(sink, request.epoch, request.run, names)
@@ -91,14 +88,12 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         )
 
     async def Check(self, request: pb.CheckRequest, context: Call) -> pb.CheckResponse:
-        """Check that attempts can be published, without publishing them; return their tasks."""
         sink, names = self._checked_attempts(request, context)
         published = contents_from_wire(request.published_tasks, request.published_contents)
         tasks = self.worker.sinks.check(sink, request.epoch, names, published)
         return pb.CheckResponse(tasks=tasks)
 
     async def Publish(self, request: pb.PublishRequest, context: Call) -> pb.PublishResponse:
-        """Publish the chosen attempts of an epoch; return the numbers of chosen and of waiting messages."""
         sink, names = self._checked_attempts(request, context)
         if request.run:
             check_id("run", request.run)
@@ -108,7 +103,6 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         return pb.PublishResponse(chosen_messages=chosen, waiting_messages=waiting)
 
     async def GetProgress(self, request: pb.GetProgressRequest, context: Call) -> pb.GetProgressResponse:
-        """Return the number of waiting messages of an epoch."""
         sink = self._sink(request, context)
         self.worker.check_sinks(is_continuation=True)
         waiting, tasks = await self.worker.sinks.await_progress(sink, request.epoch)
@@ -134,7 +128,6 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         self.admit(context).check_receive(request.topology, tasks)
 
     async def Poll(self, request: pb.PollRequest, context: Call) -> pb.PollResponse:
-        """Return the state of tasks; wait for a change if requested."""
         worker, router = self.worker, self.worker.router
         unique([each.task for each in request.tasks], "tasks")
         wanted = {each.task: each for each in request.tasks}
@@ -187,7 +180,6 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             yield encode_deliveries(number, found, ack_requested=False)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Call) -> pb.AcknowledgeResponse:
-        """Release the messages that a reader has processed."""
         tasks = unique([each.task for each in request.tasks], "tasks")
         self._check(request, context, tasks)
         if request.worker_incarnation == self.worker.incarnation:
