@@ -194,18 +194,15 @@ class SendService(StreamService):
         if peer_level > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         session = self.sender_sessions.get((access.owner, hello.sender_id))
-        if session is not None and session.state.incarnation > hello.incarnation:
-            raise StaleIncarnationError(
-                f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
-                f"from {hello.incarnation}"
+        if session is not None and session.state.incarnation != hello.incarnation:
+            newest = max(session.state.incarnation, hello.incarnation)
+            stale_error = StaleIncarnationError(
+                f"sender {hello.sender_id!r}: incarnation {newest} has taken over; stop this one"
             )
-        if session is not None and session.state.incarnation < hello.incarnation:
+            if newest != hello.incarnation:
+                raise stale_error
             if session.stream is not None:
-                session.stream.end(
-                    StaleIncarnationError(
-                        f"sender {hello.sender_id!r}: incarnation {hello.incarnation} has taken over"
-                    )
-                )
+                session.stream.end(stale_error)
             # The previous process of the sender is lost.
             self._on_worker_connection(session, connected=False)
             session = None
