@@ -38,13 +38,10 @@ MAX_SOCKET_PATH_BYTES = 107
 
 
 def _parse_advertised(address: str) -> str:
-    """Parse an address for other workers: host:port, or a host, which gets the bound port.
-
-    An IPv6 host may have no brackets, like a pod's IP in Kubernetes.
-    """
+    """Parse an address for other workers: host:port, or a host, which gets the bound port."""
     if not address:
         raise ValueError
-    with suppress(ipaddress.AddressValueError):
+    with suppress(ipaddress.AddressValueError):  # without brackets, like a pod's IP in Kubernetes
         ipaddress.IPv6Address(address)
         return add_brackets(address)
     if ":" not in address or (address.startswith("[") and address.endswith("]")):

@@ -23,10 +23,7 @@ _MAX_WATCHERS = 1000
 
 # ruff: noqa: N802 - methods have the wire's names
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Serves grpc.health.v1.Health for one worker. Call only from the event loop.
-
-    Watch streams end before the worker drains: an idle stream would delay the server's stop, or fail.
-    """
+    """Serves grpc.health.v1.Health for one worker. Call only from the event loop."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -39,6 +36,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """Report not ready, and wait until all watchers' streams are closed, at most `timeout` seconds."""
         self._is_draining = True
         self._notify_watchers()
+        # An idle stream would delay the server's stop, or fail.
         if self._watchers:
             await asyncio.wait(self._watchers, timeout=timeout)
 

@@ -129,10 +129,7 @@ class PendingHandshakes:
         return len(self._waiting)
 
     async def read_first(self, read: Callable[[], Awaitable[_Message]], name: str) -> _Message:
-        """Return the result of `read`. `name` names the message in errors.
-
-        Raises MalformedError after the timeout, and ResourceLimitError if newer streams displaced this one.
-        """
+        """Return the result of `read`. Raises MalformedError or ResourceLimitError, which contain `name`."""
         key = object()
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS) as timeout:

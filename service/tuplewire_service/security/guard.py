@@ -272,13 +272,10 @@ class Access(AccessRights):
 
 
 def find_token(authorization: str, tokens: Iterable[Token]) -> Token | None:
-    """Return the token that matches the metadata value (`Bearer ...`), or None.
-
-    The comparison takes the same time for a nearly correct token as for any other.
-    """
+    """Return the token that matches the metadata value (`Bearer ...`), or None."""
     found = None
     value = authorization.encode()
-    for token in tokens:
+    for token in tokens:  # all: the time is the same for a nearly correct token as for any other
         if hmac.compare_digest(value, token.bearer_value.encode()):
             found = token
     return found
