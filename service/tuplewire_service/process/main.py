@@ -108,7 +108,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             )
             program = load_program(handle, config.program, conf, config.program_state_file)
             runtime.program = program
-        runtime.bind()
+        runtime.loop.run(runtime.bind())
         servers = runtime.worker.servers
         registry.register(WorkerCollector(runtime.status, config, memory_limit()))
         registry.register(runtime.security)
@@ -116,7 +116,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         # Reserve the names of this worker's metrics, before the collector of the programs' metrics is added.
-        runtime.reserve_metric_names(frozenset(family.name for family in registry.collect()))
+        runtime.control.reserved_names = frozenset(family.name for family in registry.collect())
         get_program_metrics = list if program is None else program.metrics  # list() returns no metrics
         registry.register(ProgramCollector(lambda: [*get_program_metrics(), *runtime.reported_metrics()]))
         probes = runtime.live_problem, runtime.ready_problem
@@ -142,7 +142,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         final_cleanup.callback(exit_after(deadline + _CLOSE_SECONDS, runtime.shutdown_step).cancel)
         if program is not None:
             program.stop_input()  # the drain waits for the program's work in progress
-        ledger = runtime.drain(deadline)
+        ledger = runtime.loop.run(runtime.drain(deadline))
         dropped = ledger.dropped[DropReason.SHUTDOWN]
         logger.log(
             logging.WARNING if dropped else logging.INFO,

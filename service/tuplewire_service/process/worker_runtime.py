@@ -54,7 +54,7 @@ LOOP_TIMEOUT_SECONDS = 2.0  # an event loop that does not respond in this time c
 
 
 class WorkerRuntime:
-    """One worker, its services, and the watches of its files. Thread-safe.
+    """One worker, its services, and the watches of its files. Thread-safe, except the coroutines.
 
     A defect on the loop, which is an unhandled exception, is logged and stops the process with exit code 70.
     """
@@ -91,10 +91,10 @@ class WorkerRuntime:
         self.program: Program | None = None
         self._reports = ProgramReports()
         admit = self.security.admit
-        self._control = ControlServicer(
+        self.control = ControlServicer(
             self.worker, stop, admit, self._status, debugging, self._reports, self._call_program
         )
-        add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
+        add_ControlServicer_to_server(self.control, self._services)  # type: ignore[no-untyped-call]
         add_SinkServicer_to_server(SinkServicer(self.worker, admit), self._services)  # type: ignore[no-untyped-call]
         add_SourceServicer_to_server(SourceServicer(self.worker, admit), self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
@@ -107,11 +107,8 @@ class WorkerRuntime:
         if self._state is not None:
             self.worker.predecessor_possibly_lost = self._state.predecessor_possibly_lost
 
-    def bind(self) -> None:
+    async def bind(self) -> None:
         """Listen on TCP and on the Unix socket. Raise BindError if an address is in use."""
-        self.loop.run(self._bind())
-
-    async def _bind(self) -> None:
         await self.worker.start(split_host_port(self._config.listen)[1], self._peers_port)
         watches = [("security files", self.security.watch())]
         if self._assignment_source is not None:
@@ -154,10 +151,6 @@ class WorkerRuntime:
         """Return the metrics reported by programs. Raise TimeoutError if the event loop does not respond."""
         return self.loop.call(self._reports.metrics, LOOP_TIMEOUT_SECONDS)
 
-    def reserve_metric_names(self, names: frozenset[str]) -> None:
-        """Refuse reports of programs with metrics of these names."""
-        self._control.reserved_names = names
-
     def live_problem(self) -> str:
         """Return an empty string if the event loop responds, else the problem."""
         return self._probe(lambda: "")
@@ -177,14 +170,11 @@ class WorkerRuntime:
         worker = self.worker
         return self._probe(lambda: f"the event loop responds; the shutdown waits for {worker.drain_wait}")
 
-    def drain(self, deadline_seconds: float) -> LedgerSnapshot:
+    async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """End the taps and the streams of health watchers, then drain the worker; see Worker.drain()."""
-        return self.loop.run(self._drain(deadline_seconds))
-
-    async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
         deadline = time.monotonic() + deadline_seconds
         self._get_drain_seconds = lambda: round(max(0.0, deadline - time.monotonic()), 1)
-        self._control.end_taps()
+        self.control.end_taps()
         await self._health.end(min(_HEALTH_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
         # Only now: a draining worker applies new assignments, and closes the streams of removed tokens.

@@ -118,7 +118,7 @@ UNARY = [
 def called(plane: WorkerRuntime, method: str) -> Any:
     """Return the service method with this name."""
     worker, admit = plane.worker, plane.security.admit
-    services = plane._control, SinkServicer(worker, admit), SourceServicer(worker, admit)
+    services = plane.control, SinkServicer(worker, admit), SourceServicer(worker, admit)
     return next(getattr(each, method) for each in services if method in vars(type(each)))
 
 
