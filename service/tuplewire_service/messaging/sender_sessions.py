@@ -13,7 +13,6 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from tuplewire.connection.stream import BatchedEvent
@@ -273,7 +272,6 @@ class SenderSessions:
         session.connection_changed_at = asyncio.get_running_loop().time()
         if session.expiry_timer is not None:
             session.expiry_timer.cancel()
-            session.expiry_timer = None
         if session.has_no_share:
             # Its queued messages count against its own share again.
             for task, messages, size_bytes in session.state.credit.unreleased_counts():
@@ -288,17 +286,16 @@ class SenderSessions:
         session.state.credit.on_disconnected()
         # To the end, because add() forgets the first disconnected session.
         self._sessions[session.key] = self._sessions.pop(session.key)
-        end_share = partial(self._on_lease_expired, session)
         loop = asyncio.get_running_loop()
         session.connection_changed_at = loop.time()
-        session.expiry_timer = loop.call_later(SHARE_LEASE_SECONDS, end_share)
+        session.expiry_timer = loop.call_later(SHARE_LEASE_SECONDS, self._on_lease_expired, session)
         return True
 
     def _on_lease_expired(self, session: Session) -> None:
         self._revoke_share(session)
         # The session stays resumable without a share; see docs/design/credit.md (leases of senders).
-        forget = partial(self.forget, session.key)
-        session.expiry_timer = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
+        loop, delay = asyncio.get_running_loop(), self.settings.resume_seconds
+        session.expiry_timer = loop.call_later(delay, self.forget, session.key)
 
     def forget(self, key: SessionKey) -> None:
         """End a sender's session, if any: after a goodbye, a restart, the timeout, or to admit another."""
