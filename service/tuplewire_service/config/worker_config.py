@@ -31,10 +31,8 @@ from tuplewire.settings.settings import (
 from tuplewire.settings.storm_keys import tuplewire_transport
 from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire.values.task_ids import TASKS
+from tuplewire_service.messaging.claimed_socket import MAX_SOCKET_PATH_BYTES
 from tuplewire_service.worker.worker_settings import WorkerSettings
-
-MAX_SOCKET_PATH_BYTES = 107
-"""Maximum length of a Unix socket's path on Linux: `sun_path` without its final zero byte."""
 
 
 def _parse_advertised(address: str) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tuplewire.errors import BindError
 
+MAX_SOCKET_PATH_BYTES = 107
+"""Maximum length of a Unix socket's path on Linux: `sun_path` without its final zero byte."""
 _CONNECT_SECONDS = 2.0
 
 

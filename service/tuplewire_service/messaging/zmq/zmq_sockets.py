@@ -23,15 +23,13 @@ from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.settings.config import MIB
 from tuplewire.settings.settings import SECONDS_OR_ZERO, choice, integer, storm_setting
-from tuplewire_service.messaging.claimed_socket import claim_socket
+from tuplewire_service.messaging.claimed_socket import MAX_SOCKET_PATH_BYTES, claim_socket
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 Socket = zmq.Socket[bytes]
 
 _HANDSHAKE_MILLIS = 5000
 _CONTROL_FRAMES = 1000
-_MAX_PATH = 107
-"""Maximum length of a Unix socket's path in bytes."""
 _EPHEMERAL_PORTS = range(49152, 65536)
 
 
@@ -84,7 +82,7 @@ def _ipc_path(port: int) -> Path:
             "or set TMPDIR to another directory"
         )
     path = directory / f"{port}.ipc"
-    if len(os.fsencode(path)) > _MAX_PATH:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(f"{path} is too long for a Unix socket; set TMPDIR to a shorter path")
     return path
 
