@@ -133,12 +133,9 @@ def settings_in(conf: Mapping[str, Any], *, separate_processes: bool = True) -> 
 def embedded_transport_conf(conf: Mapping[str, Any]) -> dict[str, Any]:
     """Return a topology's settings, except session settings; the default transport is `local`."""
     excluded_keys = {*keys_of(SessionSettings), *_QUEUE_LIMIT_KEYS}
-    kept_conf = {
-        key: value
-        for key, value in conf.items()
-        if key not in excluded_keys and not key.startswith((WORKER_PREFIX, SessionSettings.PREFIX))
-    }
-    return {TRANSPORT_KEY: "local", **kept_conf}
+    excluded_prefixes = WORKER_PREFIX, SessionSettings.PREFIX
+    keys = [key for key in conf if key not in excluded_keys and not key.startswith(excluded_prefixes)]
+    return {TRANSPORT_KEY: "local", **{key: conf[key] for key in keys}}
 
 
 def read_conf(file: str) -> dict[str, Any]:
