@@ -244,9 +244,7 @@ class IClientConnection(IConnection):
         """The tasks with nearly full queues, as the peer recently reported. For display; credit decides."""
 
     @overload
-    def send(
-        self, messages: TaskMessageBatch | Iterable[TaskMessage], /, *, timeout: float | None = None
-    ) -> None: ...
+    def send(self, messages: Iterable[TaskMessage], /, *, timeout: float | None = None) -> None: ...
     @overload
     def send(self, messages: int, payload: bytes, /, *, timeout: float | None = None) -> None: ...
     @abstractmethod
@@ -266,7 +264,7 @@ class IClientConnection(IConnection):
         """
 
     @overload
-    def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
+    def try_send(self, messages: Iterable[TaskMessage], /) -> bool: ...
     @overload
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     @abstractmethod
