@@ -37,11 +37,8 @@ class RestartingServer:
 
     Attributes:
         make_server: Returns an unbound server with its handlers.
-        credentials: The credentials of every TCP address.
-        backoff: The delays between attempts to bind an address again.
         socket_mode: The file mode of Unix sockets; None: as the process's umask sets it.
         addresses: The bound addresses, host:port or unix:///path.
-        restarts: Number of servers that failed.
     """
 
     make_server: Callable[[], grpc.aio.Server]
