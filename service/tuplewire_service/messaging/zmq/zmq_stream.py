@@ -209,17 +209,16 @@ class ZmqServerStream(ZmqStream, ServerStream):
 
     def send_refusal(self, error: TuplewireError) -> None:
         """Send the reason for the end to the other side, unless the stream has already ended."""
-        self._send_final(FrameKind.REFUSED, encode_refusal(code_of(error), str(error)[:MAX_DETAIL_LENGTH]))
+        # If the stream was ended before, the peer has the first reason, or is disconnected.
+        with contextlib.suppress(StreamBroken):
+            body = encode_refusal(code_of(error), str(error)[:MAX_DETAIL_LENGTH])
+            self._send_frame(FrameKind.REFUSED, body)
+        self.disconnect(UnreachableError("the stream was ended on this side"))
 
     def finish(self) -> None:
         """Notify the other side of a clean end, unless the stream has already ended."""
-        self._send_final(FrameKind.DONE)
-
-    def _send_final(self, kind: FrameKind, body: bytes = b"") -> None:
-        # If the stream was ended before, the peer has the first reason, or is disconnected.
         with contextlib.suppress(StreamBroken):
-            self._send_frame(kind, body)
-        self.disconnect(UnreachableError("the stream was ended on this side"))
+            self._send_frame(FrameKind.DONE)
 
 
 def zmq_stream_opener(sockets: Sockets, endpoint: str, address: str, window: tuple[int, int]) -> StreamOpener:
