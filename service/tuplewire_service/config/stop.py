@@ -80,11 +80,14 @@ class Stop:
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
         self.is_requested = False
+        self.exit_code = EXIT_OK
+        """The exit code of the first request that reports a failure."""
         self._was_signalled = False
 
     def request(self, request: StopRequest) -> None:
         """Request a stop of the process."""
         self.is_requested = True
+        self.exit_code = self.exit_code or request.exit_code
         self._requests.put(request)
 
     def wait(self, timeout: float) -> StopRequest | None:
@@ -93,14 +96,6 @@ class Stop:
             return self._requests.get(timeout=timeout)
         except queue.Empty:
             return None
-
-    def pop_failure(self) -> StopRequest | None:
-        """Return the first queued request with an exit code other than 0, if any; remove earlier ones."""
-        while not self._requests.empty():
-            request = self._requests.get()
-            if request.exit_code:
-                return request
-        return None
 
     def watch_signals(self) -> None:
         """Turn SIGTERM and SIGINT into requests; a second signal exits immediately."""

@@ -153,8 +153,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             admin.wait_for_scrape(_LAST_SCRAPE_SECONDS)  # the counts are lost with the process
         if program is not None and not program.close(_PROGRAM_CLOSE_SECONDS):
             stop.request(StopRequest("program_unfinished", EXIT_FAILED))
-    late = stop.pop_failure()  # a failure during the shutdown
-    code = request.exit_code or (late.exit_code if late else EXIT_FAILED if dropped else EXIT_OK)
+    code = stop.exit_code or (EXIT_FAILED if dropped else EXIT_OK)
     logger.info("worker.stopped", extra={"exit_code": code})
     return code
 
