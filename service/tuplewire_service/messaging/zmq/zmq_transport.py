@@ -26,7 +26,7 @@ from tuplewire.errors import (
     TuplewireError,
     UnreachableError,
 )
-from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallback
 from tuplewire_service.messaging.server_stream import code_of, log_refusal
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer, StreamHandler
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets, ZmqSettings, claim_ipc_port
@@ -69,7 +69,6 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._claim = ExitStack()
         """Holds the port in local mode."""
-        self._unbinding = False
         self._unbound = asyncio.Event()
         self._next_check: asyncio.TimerHandle | None = None
         self._check_done = asyncio.Event()
@@ -129,7 +128,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         serve = self._handlers.get(frame.body.decode(errors="replace"))
         if serve is None:
             raise MalformedError(f"method {frame.body[:50]!r} is not served; known are: {[*self._handlers]}")
-        if self._unbinding:
+        if self.status is ConnectionStatus.CLOSED:
             raise DrainingError("the worker is stopping; connect again later, or to another one")
         if len(self._streams) >= _MAX_STREAMS:
             raise ResourceLimitError(
@@ -213,7 +212,6 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._schedule_check(self._settings.session.keepalive_seconds)
 
     async def _unbind(self, grace: float | None) -> None:
-        self._unbinding = True
         if self._tasks and grace is not None:
             await asyncio.wait(self._tasks, timeout=grace)
         if self._tasks:
