@@ -100,12 +100,10 @@ class HttpServer(socketserver.ThreadingMixIn, HTTPServer):
             self._open[request] = None
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            with self._open_lock:
-                self._open.pop(request, None)
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._open_lock:
+            self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as in the base class
         if not isinstance(sys.exception(), OSError):
