@@ -9,9 +9,8 @@ the servers. Call only from the event loop. Design: docs/design/forks-and-interr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,12 @@ class RestartingServer:
         try:
             if address.startswith("unix:"):
                 # A chmod() after the bind would leave the socket open to other users for a moment.
-                with _file_mode(self.socket_mode):
+                umask = None if self.socket_mode is None else os.umask(0o777 & ~self.socket_mode)
+                try:
                     server.add_insecure_port(grpc_target(address))
+                finally:
+                    if umask is not None:
+                        os.umask(umask)  # it applies to the whole process
                 return address
             if self.credentials is None:
                 port = server.add_insecure_port(address)
@@ -141,16 +144,3 @@ class RestartingServer:
 
 def _tasks_running(name: str) -> set[asyncio.Task[Any]]:
     return {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == name}
-
-
-@contextlib.contextmanager
-def _file_mode(mode: int | None) -> Iterator[None]:
-    """Limit the mode of files that are created in the block. The umask applies to the whole process."""
-    if mode is None:
-        yield
-        return
-    previous_umask = os.umask(0o777 & ~mode)
-    try:
-        yield
-    finally:
-        os.umask(previous_umask)
