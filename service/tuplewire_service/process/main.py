@@ -14,8 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
@@ -130,7 +129,9 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         if not (config.tasks or config.assignment_file) and (reason := runtime.ready_problem()):
             logger.info("worker.not_ready", extra={"reason": reason})
         if config.address_file:
-            cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))
+            path = Path(config.address_file)
+            _write_address_file(path, config, servers, admin)
+            cleanup.callback(path.unlink, missing_ok=True)
         if program is not None:
             program.start(_advertised_addresses(config, servers)[0])
 
@@ -195,9 +196,8 @@ def _advertised_host(config: WorkerConfig, bound: str) -> str:
     return config.advertise or add_brackets(socket.gethostname() if host in WILDCARD_HOSTS else host)
 
 
-@contextmanager
-def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: AdminServer) -> Iterator[None]:
-    """Write the bound addresses to a file for the process that started this one; remove it at the end."""
+def _write_address_file(path: Path, config: WorkerConfig, servers: Servers, admin: AdminServer) -> None:
+    """Write the bound addresses to a file for the process that started this one."""
     address, peer_address = _advertised_addresses(config, servers)
     content = {
         "worker_id": config.worker_id,
@@ -213,7 +213,3 @@ def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: Adm
         write_atomically(path, json.dumps(content))  # readers wait for the file, and must not see a part
     except OSError as error:
         raise TuplewireError(f"cannot write the address file {path}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
