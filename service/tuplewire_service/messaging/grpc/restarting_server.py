@@ -117,7 +117,12 @@ class RestartingServer:
         self._servers.remove(server)
 
     async def _restart(self) -> None:
-        await self._await_socket_removal()
+        # Wait until the failed server has removed its sockets; otherwise it would remove the new ones.
+        paths = [Path(each.removeprefix("unix://")) for each in self.addresses if each.startswith("unix:")]
+        for _ in range(_POLLS):
+            if not any(path.exists() for path in paths):
+                break
+            await asyncio.sleep(_POLL_SECONDS)
         server = self.make_server()
         try:
             for address in self.addresses:
@@ -132,14 +137,6 @@ class RestartingServer:
         finally:  # gRPC frees the addresses only of a started server
             await self._serve(server)
         logger.info("grpc_server.restarted", extra={"addresses": self.addresses})
-
-    async def _await_socket_removal(self) -> None:
-        """Wait until the failed server has removed its sockets; otherwise it would remove the new ones."""
-        paths = [Path(each.removeprefix("unix://")) for each in self.addresses if each.startswith("unix:")]
-        for _ in range(_POLLS):
-            if not any(path.exists() for path in paths):
-                return
-            await asyncio.sleep(_POLL_SECONDS)
 
 
 def _tasks_running(name: str) -> set[asyncio.Task[Any]]:
