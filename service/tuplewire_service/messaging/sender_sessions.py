@@ -67,7 +67,10 @@ class SenderStream:
         key = notice.WhichOneof("kind") or "", part_key
         # A relieved task is reported once, so a later status must not replace the report.
         if key[0] == "backpressure" and key in self.notices:
-            _merge_backpressure(self.notices[key].backpressure, notice.backpressure)
+            earlier, later = self.notices[key].backpressure, notice.backpressure
+            congested = {*earlier.congested_tasks} - {*later.relieved_tasks} | {*later.congested_tasks}
+            relieved = {*earlier.relieved_tasks, *later.relieved_tasks} - {*later.congested_tasks}
+            earlier.congested_tasks[:], earlier.relieved_tasks[:] = sorted(congested), sorted(relieved)
         else:
             self.notices[key] = notice
         self.wake.set()
@@ -85,13 +88,6 @@ class SenderStream:
             # Immediately: no frame may be accepted after the end.
             if self.reader is not None:
                 self.reader.cancel()
-
-
-def _merge_backpressure(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
-    congested = set(status.congested_tasks).difference(later.relieved_tasks).union(later.congested_tasks)
-    relieved = set(status.relieved_tasks).union(later.relieved_tasks).difference(later.congested_tasks)
-    status.congested_tasks[:] = sorted(congested)
-    status.relieved_tasks[:] = sorted(relieved)
 
 
 class Session:
