@@ -196,8 +196,9 @@ class ProgramReports:
         for family in metrics:
             kept = []
             for sample in family.samples:
-                if program.series + (count := _count_series(sample)) <= max_series:
-                    program.series += count
+                series = len(sample.counts) + 2 if sample.counts else 1  # two for the sum and the count
+                if program.series + series <= max_series:
+                    program.series += series
                     kept.append(sample)
                 else:
                     labels = dict(zip(family.label_names, sample.label_values, strict=True))
@@ -236,11 +237,6 @@ class ProgramReports:
 
     def _remove_expired(self, now: float) -> None:
         self._programs = {key: each for key, each in self._programs.items() if now < each.expires_at}
-
-
-def _count_series(sample: pb.MetricSample) -> int:
-    """Return the maximum number of series of a sample: its counts, and two for the sum and the count."""
-    return len(sample.counts) + 2 if sample.counts else 1
 
 
 def _between(then: pb.ComponentStatus | None, now: pb.ComponentStatus, share: float) -> pb.ComponentStatus:
