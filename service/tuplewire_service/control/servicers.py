@@ -135,7 +135,15 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def Tap(self, request: pb.TapRequest, context: Call) -> AsyncGenerator[pb.TapResponse]:
         """See control.proto. Also ends if the right is withdrawn, and with NotReadyError after a defect."""
-        wanted, access = _with_defaults(request), self.admit(context)
+        if not 0 <= request.sample <= 1:  # also False for NaN
+            raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
+        wanted = pb.TapRequest(
+            tasks=map(check_task, unique(request.tasks, "tasks")),
+            sample=request.sample or 1.0,
+            max_per_second=min(request.max_per_second or 100, MAX_MESSAGES_PER_SECOND),
+            max_bytes=min(request.max_bytes or 4096, MAX_COPY_BYTES),
+        )
+        access = self.admit(context)
         access.check_tap(self.worker.settings.topology, wanted.tasks)
         woken = asyncio.Event()
         taps = self.worker.router.taps
@@ -216,18 +224,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         else:  # after the response
             context.add_done_callback(lambda _: self.stop.request(stop_request))  # type: ignore[arg-type]  # stub
         return response
-
-
-def _with_defaults(request: pb.TapRequest) -> pb.TapRequest:
-    """Return a tap's request with defaults and limits. Raises MalformedError or InvalidTaskError."""
-    if not 0 <= request.sample <= 1:  # also False for NaN
-        raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
-    return pb.TapRequest(
-        tasks=map(check_task, unique(request.tasks, "tasks")),
-        sample=request.sample or 1.0,
-        max_per_second=min(request.max_per_second or 100, MAX_MESSAGES_PER_SECOND),
-        max_bytes=min(request.max_bytes or 4096, MAX_COPY_BYTES),
-    )
 
 
 class ServiceHandlers(grpc.GenericRpcHandler):
