@@ -165,7 +165,22 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
         return int(self.addresses[0].rpartition(":")[2])
 
     def _new_server(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=self._server_options())
+        settings = self._context.settings
+        options = [
+            *server_options(settings.session),
+            # For each address separately.
+            ("grpc.max_allowed_incoming_connections", settings.max_connections),
+            ("grpc.max_concurrent_streams", _MAX_CONNECTION_STREAMS),
+            ("grpc.server_handshake_timeout_ms", _millis(HANDSHAKE_SECONDS)),
+            ("grpc.max_connection_idle_ms", _millis(_IDLE_CONNECTION_SECONDS)),
+        ]
+        # A certificate is checked only at the handshake, so TLS connections have a maximum age.
+        if self._context.options.tls is not None:
+            options += [
+                ("grpc.max_connection_age_ms", _millis(settings.max_connection_age_seconds)),
+                ("grpc.max_connection_age_grace_ms", _millis(_AGE_GRACE_SECONDS)),
+            ]
+        server = grpc.aio.server(options=options)
         servicer = SimpleNamespace(Send=partial(self._serve, "Send"), Recv=partial(self._serve, "Recv"))
         add_MessagingServicer_to_server(servicer, _raw_registrar(server))  # type: ignore[no-untyped-call]
         server.add_generic_rpc_handlers(self._context.options.services)
@@ -183,24 +198,6 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
         with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent
             await self._handlers[method](GrpcServerStream(context, self._context.options.admit))
-
-    def _server_options(self) -> list[tuple[str, Any]]:
-        """Return the options of the server. gRPC counts the connections of each address separately."""
-        settings = self._context.settings
-        options = [
-            *server_options(settings.session),
-            ("grpc.max_allowed_incoming_connections", settings.max_connections),
-            ("grpc.max_concurrent_streams", _MAX_CONNECTION_STREAMS),
-            ("grpc.server_handshake_timeout_ms", _millis(HANDSHAKE_SECONDS)),
-            ("grpc.max_connection_idle_ms", _millis(_IDLE_CONNECTION_SECONDS)),
-        ]
-        # A certificate is checked only at the handshake, so TLS connections have a maximum age.
-        if self._context.options.tls is not None:
-            options += [
-                ("grpc.max_connection_age_ms", _millis(settings.max_connection_age_seconds)),
-                ("grpc.max_connection_age_grace_ms", _millis(_AGE_GRACE_SECONDS)),
-            ]
-        return options
 
     async def _unbind(self, grace: float | None) -> None:
         await self._server.stop(grace)
