@@ -129,7 +129,13 @@ class RecvService(StreamService):
                 subscription = await self._open(request.subscribe, access, wake, stream.peer)
                 # The answer promises that all rejections of the subscribe are applied.
                 await _apply_cursors(subscription, ())
-                await stream.write(self._make_subscribed(subscription).SerializeToString())
+                subscribed = pb.Subscribed(
+                    protocol_version=PROTOCOL_VERSION,
+                    worker_id=self.settings.worker_id,
+                    worker_incarnation=self.settings.incarnation,
+                    tasks=[pb.TaskCursor(task=t, received_sequence=s) for t, s in subscription.positions],
+                )
+                await stream.write(pb.RecvResponse(subscribed=subscribed).SerializeToString())
                 limit = request.subscribe.max_response_bytes or _DEFAULT_RESPONSE_BYTES
                 await RecvStream(self.settings.session, stream, subscription, wake, denial, limit).run()
         except TuplewireError as error:
@@ -150,16 +156,6 @@ class RecvService(StreamService):
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         return self.subscription_source.subscribe(subscribe, access, peer, wake.set)
-
-    def _make_subscribed(self, subscription: ISubscription) -> pb.RecvResponse:
-        return pb.RecvResponse(
-            subscribed=pb.Subscribed(
-                protocol_version=PROTOCOL_VERSION,
-                worker_id=self.settings.worker_id,
-                worker_incarnation=self.settings.incarnation,
-                tasks=[pb.TaskCursor(task=t, received_sequence=last) for t, last in subscription.positions],
-            )
-        )
 
 
 @dataclass(eq=False)
