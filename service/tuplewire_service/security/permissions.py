@@ -116,7 +116,11 @@ def _rule(table: Mapping[str, Any]) -> PermissionRule:
             raise ConfigError(f"control may contain {', '.join(ACTIONS)}, not {action!r}")
     fields: dict[str, Any] = {key: _string_list(table, key) for key in _SELECTOR_KEYS}
     fields["certificates"] = tuple(name for text in fields["certificates"] for name in parse_names(text))
-    fields |= {key: _read_tasks(table, key) for key in _TASKS}
+    for key in _TASKS:
+        tasks = table.get(key, "")
+        if not isinstance(tasks, str):
+            raise ConfigError(f'{key} is a text such as "1,2,10-19" or "*", not {tasks!r}')
+        fields[key] = TaskRanges.parse(tasks)
     return PermissionRule(control=frozenset(control), **fields)
 
 
@@ -127,10 +131,3 @@ def _string_list(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
         raise ConfigError(f'{key} must be a list of strings such as ["a"]; omit it if it is empty')
     return tuple(value)
-
-
-def _read_tasks(table: Mapping[str, Any], key: str) -> TaskRanges:
-    value = table.get(key, "")
-    if not isinstance(value, str):
-        raise ConfigError(f'{key} is a text such as "1,2,10-19" or "*", not {value!r}')
-    return TaskRanges.parse(value)
