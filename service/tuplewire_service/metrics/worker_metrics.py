@@ -148,7 +148,10 @@ class WorkerCollector(Collector):
         yield self._lost_family(status.possibly_lost_messages)
         yield from self._peer_families(status.peers)
         yield from self._task_families(status.tasks)
-        yield _blocking_family(status.blocking)
+        family = CounterMetricFamily("tuplewire_blocking_seconds", _BLOCKING, labels=["task", "place"])
+        for each in status.blocking:
+            family.add_metric([each.task, each.place], each.seconds)
+        yield family
 
     def _identity_family(self, identities: Mapping[str, pb.IdentitySessions]) -> Metric:
         names = self._identities.names_of(identities)
@@ -318,13 +321,6 @@ _QUEUE = (
         "Age of the oldest message in a task's receive queue since its sender accepted it; 0: empty queue.",
     ),
 )
-
-
-def _blocking_family(blocking: Iterable[pb.Blocking]) -> Metric:
-    family = CounterMetricFamily("tuplewire_blocking_seconds", _BLOCKING, labels=["task", "place"])
-    for each in blocking:
-        family.add_metric([each.task, each.place], each.seconds)
-    return family
 
 
 def _columns(
