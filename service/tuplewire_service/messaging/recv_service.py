@@ -43,8 +43,6 @@ _CURSORS_PER_TURN = 100
 _is_retained_upstream = attrgetter("group.retained_upstream")
 _RESPONSE_OVERHEAD_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
-_Withdrawal = asyncio.Future[RefusedError]
-"""Done once the consumer's admission is withdrawn."""
 
 
 class ISubscription(ABC):
@@ -117,7 +115,7 @@ class RecvService(StreamService):
             # 4. The subscribe is refused; see _open().
             # For a stream with a subscription, see RecvStream.run().
             access = stream.admit()
-            denial: _Withdrawal = asyncio.get_running_loop().create_future()
+            denial: asyncio.Future[RefusedError] = asyncio.get_running_loop().create_future()
             with access.track_stream(denial.set_result):
                 data = await self.pending_handshakes.read_first(stream.read, "subscribe")
                 if data is None:
@@ -160,13 +158,13 @@ class RecvService(StreamService):
 
 @dataclass(eq=False)
 class RecvStream:
-    """The stream of one subscription. `max_response_bytes` is the maximum size of a response."""
+    """The stream of one subscription. `denial` is done once the consumer's admission is withdrawn."""
 
     settings: SessionSettings
     stream: ServerStream
     subscription: ISubscription
     wake: asyncio.Event
-    denial: _Withdrawal
+    denial: asyncio.Future[RefusedError]
     max_response_bytes: int
 
     def __post_init__(self) -> None:
