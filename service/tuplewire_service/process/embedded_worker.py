@@ -26,8 +26,6 @@ from tuplewire_service.worker.worker_settings import transport_settings
 
 logger = event_logger(__name__)
 
-_HOST = "127.0.0.1"
-
 
 class EmbeddedWorker:
     """A worker in this process, with a Host for the program that uses it."""
@@ -48,7 +46,7 @@ class EmbeddedWorker:
         self.handle = Host(self._worker, lambda _: None)  # the process belongs to the embedding program
         # The address is host:port, or ipc://.../port.ipc in ZeroMQ's local mode.
         self.port = int(re.split("[:/]", self._worker.servers.addresses[0].removesuffix(".ipc"))[-1])
-        self.peer = Peer(worker_id, f"{_HOST}:{self.port}")  # for other workers
+        self.peer = Peer(worker_id, f"127.0.0.1:{self.port}")  # for other workers
 
     def assign(
         self, version: int, assigned: Mapping[Peer, Sequence[int]], dead: Collection[Peer] = ()
