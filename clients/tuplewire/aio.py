@@ -61,9 +61,9 @@ class Client(BaseClient):
         buffer = self._untraced_buffer
         if buffer is None:  # the first call, a closed client, or tracing
             buffer = self._get_buffer()
-            if self._observer is not None and self._observer.should_sample():
+            if self._tracing is not None and self._tracing.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._observer.sending(groups, self.address, buffer.session.max_message_bytes) as traced:
+                with self._tracing.sending(groups, self.address, buffer.session.max_message_bytes) as traced:
                     await buffer.send_async(traced, timeout)
                 return
         if key is not None or headers or not buffer.try_send_one(messages, payload, self.source):

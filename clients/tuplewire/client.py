@@ -36,13 +36,13 @@ from tuplewire.settings.addresses import resolve_address, resolve_topology
 from tuplewire.settings.config import SessionKeywords, SessionSettings, check_timeout, expand_settings
 from tuplewire.subscription import NotPicklable, Subscription
 from tuplewire.text.formatting import counted
-from tuplewire.tracing import new_observer
+from tuplewire.tracing import get_tracing
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage
 from tuplewire.values.task_ids import check_tasks
 
 if TYPE_CHECKING:
-    from tuplewire.tracing.program_observer import ProgramObserver
+    from tuplewire.tracing.spans import Tracing
 
 _AFTER_ERROR_SECONDS = 10.0
 """The maximum wait for acknowledgements when an error ends a `with` block."""
@@ -108,13 +108,13 @@ class BaseClient(NotPicklable):
         """Reset the state to a client that has not connected in this process."""
         self._process_token = _process_token
         self._untraced_buffer: SendBuffer | None = None
-        """The sender's buffer if tracing is off. send() then does not need to check for an observer."""
+        """The sender's buffer if tracing is off. send() then does not need to check for it."""
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
         self._id = self._client_id or new_client_id()
         self._sender: SendingEnd | None = None
         self._created_sender: SendingEnd | None = None
         """The sender from its creation on. _sender is set once it has started; see _get_buffer()."""
-        self._observer: ProgramObserver | None = None
+        self._tracing: Tracing | None = None
         self._receivers: WeakSet[Receiver] = WeakSet()
         self._closed = False
 
@@ -129,16 +129,16 @@ class BaseClient(NotPicklable):
 
     def _new_sender(self) -> SendingEnd:
         """Return a sender that has not started to connect."""
-        self._observer = self._get_observer()
+        self._tracing = self._get_tracing()
         common_args = self.address, self._identity(), self._settings, messaging_thread()
         return SendingEnd(*common_args, self._stream_opener(), self._worker_id)
 
     def _subscription_args(
         self, tasks: int | Iterable[int], timeout: float | None, *, follow: bool
-    ) -> tuple[Receiver, float | None, ProgramObserver | None]:
+    ) -> tuple[Receiver, float | None, Tracing | None]:
         """Start receiving messages of tasks; return the arguments of a subscription."""
         timeout, task_ids = check_timeout(timeout), check_tasks(tasks)
-        return self._start_receiver(task_ids, None, follow=follow), timeout, self._get_observer()
+        return self._start_receiver(task_ids, None, follow=follow), timeout, self._get_tracing()
 
     def _start_receiver(self, tasks: Sequence[int], callbacks: Callbacks | None, *, follow: bool) -> Receiver:
         if self._process_token is not _process_token:
@@ -152,8 +152,8 @@ class BaseClient(NotPicklable):
         self._receivers.add(receiver)
         return receiver
 
-    def _get_observer(self) -> ProgramObserver | None:
-        return new_observer() if self.tracing_allowed else None
+    def _get_tracing(self) -> Tracing | None:
+        return get_tracing() if self.tracing_allowed else None
 
     def _stream_opener(self) -> StreamOpener:
         if self.address.startswith(MEMORY_PREFIX):
@@ -198,12 +198,12 @@ class BaseClient(NotPicklable):
             False if there is not enough free space, and no message was accepted.
         """
         buffer = self._get_buffer()
-        if self._observer is not None and self._observer.should_sample():
+        if self._tracing is not None and self._tracing.should_sample():
             groups = as_groups(messages, payload, self.source, key, headers)
-            sending = self._observer.sending(groups, self.address, buffer.session.max_message_bytes)
+            sending = self._tracing.sending(groups, self.address, buffer.session.max_message_bytes)
             accepted = buffer.offer(sending.groups)
             if accepted:  # a span that does not end is never exported
-                sending.end(None)
+                sending.end()
             return accepted
         if key is None and not headers and buffer.try_send_one(messages, payload, self.source):
             return True
@@ -223,7 +223,7 @@ class BaseClient(NotPicklable):
                     messaging_thread().start_connection(sender)
                     close_automatically(self, sender)
                     self._sender = sender  # after an interrupt before this line, the next call reuses it
-                    self._untraced_buffer = sender.buffer if self._observer is None else None
+                    self._untraced_buffer = sender.buffer if self._tracing is None else None
         return self._sender.buffer
 
     def ledger(self) -> LedgerSnapshot:
@@ -308,9 +308,9 @@ class Client(BaseClient, RequestMethods):
         buffer = self._untraced_buffer
         if buffer is None or self._process_token is not _process_token:  # the first call, a fork, or tracing
             buffer = self._get_buffer()
-            if self._observer is not None and self._observer.should_sample():
+            if self._tracing is not None and self._tracing.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._observer.sending(groups, self.address, buffer.session.max_message_bytes) as traced:
+                with self._tracing.sending(groups, self.address, buffer.session.max_message_bytes) as traced:
                     buffer.send(traced, timeout=timeout)
                 return
         if key is not None or headers or not buffer.try_send_one(messages, payload, self.source):

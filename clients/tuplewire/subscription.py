@@ -26,7 +26,7 @@ from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import TaskMessage
 
 if TYPE_CHECKING:
-    from tuplewire.tracing.program_observer import ProgramObserver
+    from tuplewire.tracing.spans import Tracing
 
 _MAX_SHOWN = 10
 """The maximum number of tasks in the repr() of a subscription."""
@@ -45,13 +45,11 @@ class NotPicklable:
 class BaseSubscription(NotPicklable):
     """The common part of the subscriptions of both clients: the batch that is not acknowledged yet."""
 
-    def __init__(
-        self, receiver: Receiver, timeout: float | None, observer: ProgramObserver | None = None
-    ) -> None:
+    def __init__(self, receiver: Receiver, timeout: float | None, tracing: Tracing | None = None) -> None:
         self._receiver = receiver
-        self._observer = observer
+        self._tracing = tracing
         self._on_processed: Callable[[], object] | None = None
-        """Called when the last batch is processed, if the observer returned a function."""
+        """Called when the last batch is processed, if tracing has spans that end then."""
         self._thread = messaging_thread()
         self._timeout = timeout
         self._pid = os.getpid()
@@ -153,8 +151,8 @@ class BaseSubscription(NotPicklable):
         if arrived is None:
             raise WaitTimeoutError(f"no message through {self._receiver.address} for {self._timeout} s")
         self._current_batch = arrived
-        if self._observer is not None:
-            self._on_processed = self._observer.on_received(arrived, self._receiver.address)
+        if self._tracing is not None:
+            self._on_processed = self._tracing.on_received(arrived, self._receiver.address)
         return TaskMessageBatch.from_groups(arrived.groups)
 
 

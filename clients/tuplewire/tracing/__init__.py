@@ -1,7 +1,7 @@
 """Tracing of messages with OpenTelemetry: W3C trace context in message headers, and a span for each step.
 
 Off unless TUPLEWIRE_TRACING is true or the program calls enable(); see docs/how-to/trace.md. Without tracing,
-senders and receivers have no observer. Needs the extra `otel`. Design: docs/design/traces.md.
+senders and receivers have no Tracing object. Needs the extra `otel`. Design: docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tuplewire.errors import ConfigError
 from tuplewire.tracing.tracing_settings import TracingSettings
 
 if TYPE_CHECKING:
-    from tuplewire.tracing.program_observer import ProgramObserver
     from tuplewire.tracing.spans import Tracing
 
 _lock = threading.RLock()
@@ -43,15 +42,6 @@ def get_tracing() -> Tracing | None:
                 else:
                     disable()
     return _tracing
-
-
-def new_observer() -> ProgramObserver | None:
-    """Return the observer for this process's clients; None if tracing is off."""
-    if (tracing := get_tracing()) is None:
-        return None
-    from tuplewire.tracing.program_observer import ProgramObserver
-
-    return ProgramObserver(tracing)
 
 
 def enable(

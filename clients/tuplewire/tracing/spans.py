@@ -1,7 +1,7 @@
 """The spans of this process. OpenTelemetry's SDK sends them, unless the program has its own provider.
 
-Used by the observers of programs, workers, topologies and Spark's rows. Owns the tracer and the limit of
-spans a second. Thread-safe. Design: docs/design/traces.md.
+Used by clients, subscriptions, the observers of workers and topologies, and Spark's rows. Owns the tracer and
+the limit of spans a second. Thread-safe. Design: docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -22,11 +24,21 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from tuplewire.session.consume import ArrivedBatch
 from tuplewire.text.events import event_logger
-from tuplewire.tracing.context import TraceParent, encode_span, parse_ids, traceparent_of
+from tuplewire.tracing.context import (
+    MARK,
+    TraceParent,
+    count_contexts,
+    encode_span,
+    parse_ids,
+    traceparent_of,
+    with_context,
+)
+from tuplewire.values.group import TaskGroup
 
 logger = event_logger(__name__)
 
@@ -37,6 +49,8 @@ _MAX_SPANS_PER_SECOND = 2000
 _FLUSH_SECONDS = 2.0
 _CONNECT_SECONDS = 0.5
 _RETRY_SECONDS = 5.0  # the interval of OpenTelemetry's batches
+_MAX_NAMED = 3
+"""The maximum number of tasks in a span's destination."""
 _KINDS = {
     "send": SpanKind.PRODUCER,
     "emit": SpanKind.PRODUCER,
@@ -84,6 +98,31 @@ def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.
     provider.add_span_processor(BatchSpanProcessor(_Exporter()))
     trace.set_tracer_provider(provider)
     return provider
+
+
+@dataclass(frozen=True, slots=True)
+class SendSpan:
+    """One call that sends messages, which may have an additional header.
+
+    `span` is None if all messages had a context before.
+    """
+
+    groups: Sequence[TaskGroup]
+    span: Span | None = None
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the call, with its error if it failed. Otherwise the call is not recorded."""
+        if self.span is not None:
+            if error is not None:
+                self.span.record_exception(error)
+                self.span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+            self.span.end()
+
+    def __enter__(self) -> Sequence[TaskGroup]:
+        return self.groups
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        self.end(error)
 
 
 class Tracing:
@@ -157,6 +196,46 @@ class Tracing:
         span.end()
         return traceparent_of(span)
 
+    def sending(self, groups: Sequence[TaskGroup], address: str, max_message_bytes: int) -> SendSpan:
+        """Start a span, and add its context to the messages without one, unless one would be too large."""
+        if all(MARK in group.header_data for group in groups):
+            return SendSpan(groups)
+        attributes = _attributes("send", address, sum(map(len, groups)))
+        span = self.start_span("send", _destination_of(groups), attributes)
+        if (entry := encode_span(span)) is not None:
+            groups = [with_context(group, entry, max_message_bytes) for group in groups]
+        return SendSpan(groups, span)
+
+    def on_received(self, arrived: ArrivedBatch, address: str) -> Callable[[], None] | None:
+        """Make a span from the arrival until now, and start one span for each context in the messages.
+
+        Return a function to call once, when the consumer has processed or abandoned the messages.
+        """
+        groups = arrived.groups
+        counts: Counter[TraceParent] = Counter()
+        count_contexts(groups, counts)
+        if not counts:
+            return None
+        destination = _destination_of(groups)
+        receive_attributes = _attributes("receive", address, sum(map(len, groups)))
+        received = self.record_receive(destination, counts, receive_attributes, arrived.arrived_ns)
+        links = () if received is None else [received]
+        spans = []
+        for context, messages in counts.items():
+            attributes = _attributes("process", address, messages)
+            spans.append(self.start_span("process", destination, attributes, parent=context, links=links))
+        # A single span is the current one, so messages that the consumer sends belong to the same trace.
+        token = contexts.attach(trace.set_span_in_context(spans[0])) if len(spans) == 1 else None
+
+        def end() -> None:
+            # Another thread or asyncio task has a separate context, in which this span is not current.
+            if token is not None and trace.get_current_span() is spans[0]:
+                contexts.detach(token)
+            for span in spans:
+                span.end()
+
+        return end
+
     def current_context(self) -> bytes | None:
         """Return the current span's context as encoded headers; None without a sampled span."""
         return encode_span(trace.get_current_span())
@@ -180,23 +259,16 @@ def _span_context(traceparent: TraceParent) -> SpanContext:
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=flags)
 
 
-class ProcessSpans:
-    """A consumer's processing of one batch: a span for each context in the batch.
+def _destination_of(groups: Iterable[TaskGroup]) -> str:
+    """Return the name of a destination: the task, or a few of them."""
+    known = sorted({group.task for group in groups})
+    shown = ",".join(map(str, known[:_MAX_NAMED]))
+    return shown if len(known) <= _MAX_NAMED else f"{shown},..."
 
-    With a single context, its span is the current one during the processing, so messages that the consumer
-    sends belong to the same trace.
-    """
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
-        self._token = contexts.attach(trace.set_span_in_context(spans[0])) if len(spans) == 1 else None
-
-    def end(self) -> None:
-        """End the spans: the consumer has processed the batch, or abandoned it."""
-        # Another thread or asyncio task has a separate context, in which this span is not current.
-        if self._token is not None and trace.get_current_span() is self._spans[0]:
-            contexts.detach(self._token)
-        self._token = None
-        spans, self._spans = self._spans, ()
-        for span in spans:
-            span.end()
+def _attributes(operation: str, address: str, messages: int) -> Attributes:
+    return {
+        "messaging.operation.type": operation,
+        "messaging.batch.message_count": messages,
+        "server.address": address,
+    }

@@ -19,7 +19,6 @@ from opentelemetry.trace import StatusCode
 from tuplewire import Client, TaskGroup, TaskMessageBatch, tracing
 from tuplewire.errors import BufferFullError, ConfigError
 from tuplewire.tracing.context import MAX_CONTEXTS, context_of, encode_context, sampled_contexts, with_context
-from tuplewire.tracing.program_observer import ProgramObserver
 from tuplewire.tracing.spans import Tracing
 from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire.values.batch import as_groups
@@ -103,9 +102,9 @@ async def test_off_means_no_observer() -> None:
     """If tracing is disabled, no component has an observer."""
     client = Client("127.0.0.1:1")
     client._get_buffer()
-    assert client._observer is None
+    assert client._tracing is None
     subscription = client.recv([1])
-    assert subscription._observer is None
+    assert subscription._tracing is None
     subscription.close()
     client.close(0)
 
@@ -123,7 +122,7 @@ def test_a_send_has_a_span_and_a_refused_try_send_has_none(monkeypatch: pytest.M
     """A try_send() that returns False creates no span."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("tuplewire.client.new_observer", lambda: ProgramObserver(Tracing(provider, 1.0)))
+    monkeypatch.setattr("tuplewire.client.get_tracing", lambda: Tracing(provider, 1.0))
     client = Client("127.0.0.1:1", max_pending_messages=1)
     assert client.try_send(1, b"there is room for one")
     assert not client.try_send(2, b"x")
