@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX, settings_of
-from tuplewire.tracing.tracing_settings import TracingSettings
+from tuplewire.tracing import TracingSettings
 
 _MIN_SIMILARITY = 0.8
 CLIENT_VARIABLES = frozenset(

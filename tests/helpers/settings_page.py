@@ -10,7 +10,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import KIB, MIB, SessionSettings
 from tuplewire.settings.settings import REQUIRED, SIZE, Setting, Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
-from tuplewire.tracing.tracing_settings import TracingSettings
+from tuplewire.tracing import TracingSettings
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings

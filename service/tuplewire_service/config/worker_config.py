@@ -29,7 +29,7 @@ from tuplewire.settings.settings import (
     string,
 )
 from tuplewire.settings.storm_keys import tuplewire_transport
-from tuplewire.tracing.tracing_settings import TracingSettings
+from tuplewire.tracing import TracingSettings
 from tuplewire.values.task_ids import TASKS
 from tuplewire_service.messaging.claimed_socket import MAX_SOCKET_PATH_BYTES
 from tuplewire_service.worker.worker_settings import WorkerSettings

@@ -12,7 +12,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
-from tuplewire.tracing.tracing_settings import TracingSettings
+from tuplewire.tracing import TracingSettings
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import ZmqSettings

@@ -18,9 +18,9 @@ from opentelemetry.trace import StatusCode
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch, tracing
 from tuplewire.errors import BufferFullError, ConfigError
+from tuplewire.tracing import TracingSettings
 from tuplewire.tracing.context import MAX_CONTEXTS, context_of, encode_context, sampled_contexts, with_context
 from tuplewire.tracing.spans import Tracing
-from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire.values.batch import as_groups
 from tuplewire.values.headers import decode_headers, encode_headers
 from tuplewire_service.messaging.local import LocalContext
