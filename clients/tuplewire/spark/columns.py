@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuplewire.values.arrow import build_record_batch, key_and_headers, repeat_column
-from tuplewire.values.arrow_headers import EMPTY, HEADERS, KEY, encode_columns, has_nameless_header
+from tuplewire.values.arrow import (
+    EMPTY,
+    HEADERS,
+    KEY,
+    build_record_batch,
+    encode_columns,
+    has_nameless_header,
+    key_and_headers,
+    repeat_column,
+)
 from tuplewire.values.headers import TOMBSTONE
 
 if TYPE_CHECKING:

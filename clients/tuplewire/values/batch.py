@@ -128,8 +128,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             MalformedError: A column has nulls, a wrong type or length, or 2 GiB; or a header has no name.
             InvalidTaskError: A task id is outside 0 to 2^31-1.
         """
-        from tuplewire.values.arrow import groups_from_arrow
-        from tuplewire.values.arrow_headers import encode_columns
+        from tuplewire.values.arrow import encode_columns, groups_from_arrow
 
         encoded = encode_columns(keys, headers, len(payloads))
         return cls.from_groups(groups_from_arrow(tasks, payloads, source, encoded))

@@ -25,7 +25,6 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "google.protobuf": OURS[:2],
     "pyarrow": (
         "tuplewire.values.arrow",
-        "tuplewire.values.arrow_headers",
         "tuplewire.values.arrow_rows",
         "tuplewire.values.batch",
         "tuplewire.spark",

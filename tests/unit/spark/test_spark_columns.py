@@ -17,7 +17,7 @@ from tuplewire.spark.data_source import check_read_schema, check_write_schema
 from tuplewire.spark.options import GroupingName, sink_options
 from tuplewire.spark.row_router import BadRowsError, RowRouter, split_batches
 from tuplewire.spark.staging import SinkWorkers
-from tuplewire.values.arrow_headers import HEADERS
+from tuplewire.values.arrow import HEADERS
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 
