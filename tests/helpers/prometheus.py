@@ -103,14 +103,14 @@ class Prometheus:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.terminate()
+        self._child.process.terminate()
         self._child.wait_or_kill(time.monotonic() + 20)
 
     def _listens(self) -> bool:
         log = self._command.log_path.read_text(encoding="utf-8")
         found = re.search(r'msg="Listening on".* address=(\S+)', log)
         self._address = found[1] if found else ""
-        assert self._child.poll() is None, self._child.log_tail()
+        assert self._child.process.poll() is None, self._child.log_tail()
         return bool(found) and "Server is ready" in log
 
     def _get(self, path: str, **parameters: str) -> Any:

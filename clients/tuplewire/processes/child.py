@@ -67,7 +67,7 @@ class Command:
 
 
 class Child:
-    """A running process.
+    """A running process; `process` has its process ID and exit code, and terminates it.
 
     Its standard input reaches end of file when this process ends, even if killed: the child can then stop.
     Raises LaunchError if it cannot be started, and ConfigError for a user that does not exist.
@@ -86,7 +86,7 @@ class Child:
             environment.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
         try:
             with command.log_path.open("ab") as log:
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     command.arguments,
                     stdin=subprocess.PIPE,
                     stdout=log,
@@ -109,38 +109,24 @@ class Child:
             raise LaunchError(f"{command.name} cannot be started: {error}") from error
 
     def __repr__(self) -> str:
-        code = self.poll()
+        code = self.process.poll()
         return f"<Child {self.command.name}: {'runs' if code is None else f'ended with {code}'}>"
-
-    @property
-    def process_id(self) -> int:
-        """The process ID."""
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        """Return the exit code; None while the process runs."""
-        return self._process.poll()
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the process to exit and return its exit code; None after `timeout` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout)
+            return self.process.wait(timeout)
         return None
-
-    def terminate(self) -> None:
-        """Request the process to exit (SIGTERM); does nothing if it has exited."""
-        if self.poll() is None:
-            self._process.terminate()
 
     def wait_or_kill(self, deadline: float) -> int:
         """Wait for the process and return its exit code; kill it (-9) at the deadline, in monotonic time."""
         code = self.wait(max(0.0, deadline - time.monotonic()))
         if code is None:
-            logger.warning("process.killed", extra={"process_id": self.process_id})
-            self._process.kill()
-            code = self._process.wait()
-        if self._process.stdin:
-            self._process.stdin.close()
+            logger.warning("process.killed", extra={"process_id": self.process.pid})
+            self.process.kill()
+            code = self.process.wait()
+        if self.process.stdin:
+            self.process.stdin.close()
         return code
 
     def log_tail(self) -> str:

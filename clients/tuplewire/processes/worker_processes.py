@@ -102,7 +102,7 @@ class WorkerProcesses:
         self.stop()
 
     def __repr__(self) -> str:
-        alive = sum(child.poll() is None for child in self._children)
+        alive = sum(child.process.poll() is None for child in self._children)
         return f"<{type(self).__name__} {self.topology}: {alive} of {self._count} alive>"
 
     def start(self, timeout: float = _START_SECONDS) -> None:
@@ -189,7 +189,7 @@ class WorkerProcesses:
         """
         if self._children:
             for child in self._children:  # all before the first wait, so that they drain at the same time
-                child.terminate()
+                child.process.terminate()
             deadline = time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS
             self.exit_codes = [child.wait_or_kill(deadline) for child in self._children]
             self._children.clear()

@@ -51,7 +51,7 @@ def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[D
 
 def process_ids(topology: DistributedTopology) -> list[int]:
     """Return the process ids of the workers' latest processes."""
-    return [worker.child.process_id for worker in topology._workers]
+    return [worker.child.process.pid for worker in topology._workers]
 
 
 def counts_of(captured: CapturedTuples) -> dict[str, int]:
@@ -168,7 +168,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         "import sys\n"
         "from tuplewire_topology.clusters.cluster import DistributedCluster\n"
         f"running = DistributedCluster().submit('words', {CONF!r}, 'helpers.words:topology')\n"
-        "print(*(worker.child.process_id for worker in running._workers), flush=True)\n"
+        "print(*(worker.child.process.pid for worker in running._workers), flush=True)\n"
         "sys.stdin.read()\n"
     )
     environment = {**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
@@ -192,7 +192,7 @@ conf = {"topology.workers": 2, "supervisor.run.worker.as.user": True, "topology.
 with DistributedCluster() as cluster:
     running = cluster.submit("words", conf, words.topology(), collect=["count"])
     children = [worker.child for worker in running._workers]
-    users = {os.stat(f"/proc/{child.process_id}").st_uid for child in children}
+    users = {os.stat(f"/proc/{child.process.pid}").st_uid for child in children}
     counts = {word: count for word, count, _ in running.finish().tuples("count")}
     print(users, counts == words.EXPECTED)
 """

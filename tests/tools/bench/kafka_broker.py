@@ -63,12 +63,14 @@ def broker() -> Iterator[tuple[str, str]]:
             Command(name="broker", arguments=[*command, "kafka.Kafka", str(settings)], log_path=said)
         )
         try:
-            eventually(lambda: _listens(port) or child.poll() is not None, _START_SECONDS, child.log_tail())
-            if child.poll() is not None:
+            eventually(
+                lambda: _listens(port) or child.process.poll() is not None, _START_SECONDS, child.log_tail()
+            )
+            if child.process.poll() is not None:
                 raise BenchError(f"the broker did not start; {child.log_tail()}")
             yield f"127.0.0.1:{port}", server.stem.rpartition("-")[2]
         finally:
-            child.terminate()
+            child.process.terminate()
             child.wait_or_kill(time.monotonic() + _STOP_SECONDS)
 
 

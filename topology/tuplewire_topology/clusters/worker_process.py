@@ -131,7 +131,7 @@ class WorkerProcess:
                 self.child.wait_or_kill(time.monotonic())  # it has exited; this closes its standard input
                 self.child = child
                 if self._stopping.is_set():
-                    child.terminate()
+                    child.process.terminate()
         return None
 
     def _exit_error(self, code: int | None) -> TuplewireError:
@@ -248,7 +248,7 @@ class WorkerProcess:
             self.child.wait(seconds + _STOP_MARGIN_SECONDS)
         deadline = time.monotonic() + _STOP_MARGIN_SECONDS
         with self._lock:
-            self.child.terminate()
+            self.child.process.terminate()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
         return self.child.wait_or_kill(deadline)
