@@ -52,8 +52,9 @@ class TuplewireError(Exception):
     """The base class of Tuplewire's own errors. They pickle with their attributes and cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        attributes = {name: _picklable(value) for name, value in self.__dict__.items()}
-        return _unpickle_error, (type(self), self.args, attributes, _picklable(self.__cause__))
+        attributes = {**self.__dict__, "__cause__": self.__cause__}
+        state = {name: _picklable(value) for name, value in attributes.items()}
+        return _new_error, (type(self),), {**state, "args": self.args}
 
 
 def _picklable(value: Any) -> Any:
@@ -66,17 +67,8 @@ def _picklable(value: Any) -> Any:
     return value
 
 
-def _unpickle_error(
-    kind: type[TuplewireError],
-    arguments: tuple[Any, ...],
-    attributes: dict[str, Any],
-    cause: BaseException | None,
-) -> TuplewireError:
-    error = kind.__new__(kind, *arguments)
-    error.args = arguments
-    error.__dict__.update(attributes)
-    error.__cause__ = cause
-    return error
+def _new_error(kind: type[TuplewireError]) -> TuplewireError:
+    return kind.__new__(kind)  # without its constructor, which may have other arguments
 
 
 def to_tuplewire_error(error: BaseException) -> TuplewireError:
@@ -191,9 +183,6 @@ class UnreachableError(TuplewireError):
     """No process answers at the address, or the connection was broken."""
 
 
-_CLASS_BY_CODE: dict[str, type[RefusedError]] = {}
-
-
 class TeamError(TuplewireError):
     """A call of a team failed, and the team is broken: leave it, and create a new Team."""
 
@@ -216,6 +205,9 @@ class TeamMismatchError(TeamError):
 
 class TeamChangedError(TeamError):
     """Another process has joined with a rank of the team, for example a new attempt of a Spark stage."""
+
+
+_CLASS_BY_CODE: dict[str, type[RefusedError]] = {}
 
 
 class RefusedError(TuplewireError):
@@ -297,7 +289,7 @@ class SupersededError(RefusedError, code="SUPERSEDED"):
 
 
 class TaskNotLocalError(RefusedError, code="TASK_NOT_LOCAL"):
-    """The worker does not own the task. `owner_address` and `worker_id` name the owner, if known."""
+    """The worker does not own the task. `owner` and `worker_id` name the owner, if known."""
 
 
 class WrongWorkerError(RefusedError, code="WRONG_WORKER"):
