@@ -180,15 +180,7 @@ class TaskGroup:
             MessageError: A payload is not bytes.
         """
         sender = None if source is None else check_task(source)
-        number = check_task(task)
-        column = payloads if isinstance(payloads, list) else list(payloads)
-        try:
-            sizes, data = array("I", map(len, column)), b"".join(column)
-        except TypeError:
-            return cls.from_checked(number, sender, payload_column(column))
-        if sum(sizes) != len(data):  # a memoryview with elements larger than a byte
-            return cls.from_checked(number, sender, payload_column(column))
-        return cls(number, sender, sizes.tobytes(), data)
+        return cls.from_checked(check_task(task), sender, payload_column(payloads))
 
     @classmethod
     def from_checked(
@@ -206,11 +198,10 @@ class TaskGroup:
 
         Raises MalformedError if the columns are inconsistent or empty, InvalidTaskError for an invalid id.
         """
-        task, source = self.task, self.source
-        if not MIN_TASK <= task <= MAX_TASK:
-            check_task(task)
-        if source is not None and not MIN_TASK <= source <= MAX_TASK:
-            check_task(source)
+        task = self.task
+        for each in (task, self.source or 0):
+            if not MIN_TASK <= each <= MAX_TASK:
+                check_task(each)
         if len(self.lengths) % 4 or not self.lengths:
             raise MalformedError(
                 f"a group to task {task} has {len(self.lengths)} bytes of lengths; each message takes four"
