@@ -91,14 +91,9 @@ def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
         return rows
     if not isinstance(rows, pa.Table):
         raise MessageError(f"rows are a RecordBatch or a Table of pyarrow, not {type(rows).__name__}")
-    table = rows.unify_dictionaries().combine_chunks()
-    return pa.RecordBatch.from_arrays(
-        [
-            column.chunk(0) if column.num_chunks else pa.array([], column.type)
-            for column in table.itercolumns()
-        ],
-        schema=table.schema,
-    )
+    batches = rows.unify_dictionaries().combine_chunks().to_batches()
+    (batch,) = batches or [pa.RecordBatch.from_pylist([], rows.schema)]
+    return batch
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
