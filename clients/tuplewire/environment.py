@@ -13,11 +13,8 @@ from tuplewire.settings.settings import ENVIRONMENT_PREFIX, settings_of
 from tuplewire.tracing import TracingSettings
 
 _MIN_SIMILARITY = 0.8
-CLIENT_VARIABLES = frozenset(
-    [
-        *(ENVIRONMENT_PREFIX + name for name in ("ADDRESS", "TOPOLOGY", "CONFIG")),
-        *(each.variable for kind in (Credentials, TracingSettings) for each in settings_of(kind).values()),
-    ]
+CLIENT_VARIABLES = {ENVIRONMENT_PREFIX + name for name in ("ADDRESS", "TOPOLOGY", "CONFIG")}.union(
+    each.variable for kind in (Credentials, TracingSettings) for each in settings_of(kind).values()
 )
 """The variables that clients read."""
 

@@ -21,8 +21,7 @@ def expand_keywords(
     If the docstring has a line for `**settings`, it gets a description of each keyword instead. keywords: the
     TypedDict for type checkers. defaults: plain values. helps: names and descriptions.
     """
-    indent = " " * (len(_SETTINGS) - len(_SETTINGS.lstrip()))
-    wrapped = textwrap.TextWrapper(_MAX_COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ")
+    wrapped = textwrap.TextWrapper(_MAX_COLUMNS, initial_indent=" " * 4, subsequent_indent=" " * 8)
     described = "".join(f"{wrapped.fill(f'{name}: {text}.')}\n" for name, text in helps)
 
     def decorate(function: _Function) -> _Function:

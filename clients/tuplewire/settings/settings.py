@@ -3,8 +3,8 @@
 A class of settings is a frozen dataclass that inherits from Settings. Each field is declared by setting()
 with its kind: the allowed values and their text form. The declaration defines the check of new objects, the
 readers of configurations and text, flags, variables, and docs/reference/settings.md. Used by config.py,
-Spark's options, transports, workers and topologies. Owns the declarations that settings_of() has read.
-Thread-safe. Design: docs/design/rows-and-memory.md (settings).
+Spark's options, transports, workers and topologies. Owns no state. Thread-safe.
+Design: docs/design/rows-and-memory.md (settings).
 """
 
 from __future__ import annotations
@@ -317,18 +317,13 @@ class Settings:
         return conf
 
 
-_DECLARED: dict[type, Mapping[str, Setting]] = {}
-
-
 def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
     """Return the settings of a class by name."""
-    if settings not in _DECLARED:
-        _DECLARED[settings] = {
-            each.name: replace(declared, name=each.name, key=declared.key or settings.default_key(each.name))
-            for each in fields(settings)
-            if (declared := each.metadata.get("setting"))
-        }
-    return _DECLARED[settings]
+    return {
+        each.name: replace(declared, name=each.name, key=declared.key or settings.default_key(each.name))
+        for each in fields(settings)
+        if (declared := each.metadata.get("setting"))
+    }
 
 
 def nested_of(settings: type[Settings]) -> Mapping[str, type[Settings]]:
