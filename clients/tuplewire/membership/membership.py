@@ -151,10 +151,10 @@ class Membership:
             ClosedError: The membership has stopped; the error has the reason.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._status.ended or self._is_ready(min_workers), timeout)
+            ready = self._changed.wait_for(lambda: self._status.ended or self._is_ready(min_workers), timeout)
             if self._status.ended:
                 raise ClosedError(f"the membership has stopped: {self._status.ended}")
-            if not self._is_ready(min_workers):
+            if not ready:
                 hint = f"; their discovery failed: {self._problem}" if self._problem else ""
                 raise UnreachableError(
                     f"no settled membership with {min_workers} workers after {timeout:g} s: start one next "

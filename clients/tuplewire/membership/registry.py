@@ -202,17 +202,16 @@ class Registry:
                 f"it serves topology {status.topology!r}, not {self.topology!r}: start it with "
                 f"--topology {self.topology}"
             )
-        twins = (each for each in self._members.values() if each.status.worker_id == status.worker_id)
-        duplicate = next((each for each in twins if each.address != address), None)
-        if duplicate is None:
-            return ""
-        if duplicate.problem or duplicate.is_leaving:  # its id is free: it does not answer, or leaves
-            self._forget(duplicate, "worker.left")
-            return ""
-        return (
-            f"its id {status.worker_id} is that of the worker at {duplicate.address}: give each worker a "
-            "--worker-id of its own, and name each once"
-        )
+        for twin in list(self._members.values()):
+            if twin.status.worker_id != status.worker_id or twin.address == address:
+                continue
+            if not twin.problem and not twin.is_leaving:
+                return (
+                    f"its id {status.worker_id} is that of the worker at {twin.address}: give each worker a "
+                    "--worker-id of its own, and name each once"
+                )
+            self._forget(twin, "worker.left")  # its id is free: it does not answer, or leaves
+        return ""
 
     def _adopt(self, assignment: control_pb2.Assignment, listed: Mapping[str, str], now: float) -> None:
         """Keep the tasks where the previous program put them, also on workers that have not answered yet."""
