@@ -394,10 +394,10 @@ class Client(BaseClient, RequestMethods):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Flush and close within flush_timeout_seconds. After an error only close, and raise that error."""
         if kind is None:
-            # close(0) runs even if flush() raises; it then drops the unacknowledged messages.
-            with contextlib.ExitStack() as stack:
-                stack.callback(self.close, 0)
+            try:
                 self.flush()
+            finally:  # drops messages only if the flush failed
+                self.close(0)
         else:
             with contextlib.suppress(FlushTimeoutError):
                 self.close(self._close_seconds_after(kind))

@@ -14,7 +14,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from operator import attrgetter
 from typing import TYPE_CHECKING, NoReturn, Self, SupportsIndex
 
 from tuplewire.connection.loop import messaging_thread
@@ -87,7 +86,7 @@ class BaseSubscription(NotPicklable):
         arrived, self._current_batch, self._finished_count = self._current_batch, None, None
         rejected, self._rejected, self._tasks_to_skip = self._rejected, {}, set()
         if arrived is not None:
-            rejections = sorted(rejected.values(), key=attrgetter("index"))
+            rejections = [rejected[index] for index in sorted(rejected)]
             if count is not None:
                 arrived, rest = arrived.split(count)
                 self._receiver.requeue(rest)

@@ -7,7 +7,7 @@ Owns no state: Credentials contain only file names. Thread-safe. Design: docs/de
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +33,8 @@ def parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def any_name_matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
+def any_name_matches(names: Iterable[str], patterns: Collection[str]) -> bool:
     """Return True if one of the names in a certificate matches one of the patterns."""
-    patterns = tuple(patterns)
     return any(name_matches(name, pattern) for name in names for pattern in patterns)
 
 

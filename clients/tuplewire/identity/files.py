@@ -25,7 +25,6 @@ AUTHORIZATION_KEY = "authorization"
 """The key of the token in the metadata of a call."""
 MIN_LENGTH, MAX_LENGTH = 16, 4096
 """Limits for a token, in characters. gRPC accepts metadata of 8 KiB."""
-_SCHEME = "Bearer "
 _MAX_READS = 10
 UNREADABLE = "name a file that this process may read"
 """The advice in errors about a file that is missing, a folder, or not readable."""
@@ -41,7 +40,7 @@ class Token:
     @property
     def bearer_value(self) -> str:
         """The metadata value with the token."""
-        return _SCHEME + self.secret
+        return f"Bearer {self.secret}"
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MessageError
-from tuplewire.text.formatting import counted
+from tuplewire.text.formatting import counted, html_table
 from tuplewire.values.group import BytesLike, TaskGroup, get_count, payload_column, task_column
 from tuplewire.values.message import DecodedHeaders, Headers, TaskMessage, encoded_of
 
@@ -321,8 +321,6 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return f"<TaskMessageBatch: {counted(len(self), 'message')}, {counted(self.nbytes, 'byte')}>"
 
     def _repr_html_(self) -> str:
-        from tuplewire.text.formatting import html_table
-
         tasks, sources, payloads, _ = self._as_columns()
         rows = [
             (task, "" if source == _NO_SOURCE else source, payload)
