@@ -27,7 +27,6 @@ from tuplewire.settings.config import SessionKeywords, expand_settings
 from tuplewire.values.task_ids import parse_tasks
 from tuplewire.wire import control_pb2
 
-_START_SECONDS = 30.0
 _READY_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 _POLL_SECONDS = 0.02
@@ -105,11 +104,10 @@ class WorkerProcesses:
         alive = sum(child.process.poll() is None for child in self._children)
         return f"<{type(self).__name__} {self.topology}: {alive} of {self._count} alive>"
 
-    def start(self, timeout: float = _START_SECONDS) -> None:
+    def start(self, timeout: float = _READY_SECONDS) -> None:
         """Start the workers, and wait up to `timeout` seconds until each has bound its addresses.
 
-        Raises:
-            LaunchError: A worker does not start; the error has the last lines of its log.
+        Raises LaunchError, with the last lines of its log, if a worker does not start.
         """
         if self.directory is None:
             self.directory = self._temporary_directory()
@@ -154,11 +152,9 @@ class WorkerProcesses:
     def assign(
         self, tasks: Mapping[int, Sequence[int]], timeout: float = _READY_SECONDS
     ) -> control_pb2.Assignment:
-        """Assign tasks to each worker, wait until all are ready, and return the assignment.
+        """Assign tasks by the index of the worker, wait until all are ready, and return the assignment.
 
-        Args:
-            tasks: The tasks by the index of the worker. A worker without an entry gets none.
-            timeout: The maximum wait in seconds.
+        A worker without an entry gets no tasks. `timeout` is the maximum wait in seconds.
 
         Raises:
             ProtocolError: A task is assigned twice.
@@ -183,9 +179,8 @@ class WorkerProcesses:
     def stop(self) -> list[int]:
         """Drain and stop all workers. A second call does nothing.
 
-        Returns:
-            For each worker, 0 if it has drained, 1 if the drain dropped messages, 70 if it did not close in
-            time, and -9 if it was killed ten seconds after its drain's deadline.
+        Return for each worker 0 if it has drained, 1 if the drain dropped messages, 70 if it did not close in
+        time, and -9 if it was killed ten seconds after its drain's deadline.
         """
         if self._children:
             for child in self._children:  # all before the first wait, so that they drain at the same time
@@ -219,8 +214,7 @@ class LocalWorkerProcess(WorkerProcesses):
             topology: The topology that it serves.
             drain_seconds: The time limit for delivering its messages at the end.
 
-        Raises:
-            ConfigError: `tasks` is not a valid list of tasks.
+        Raises ConfigError if `tasks` is not a valid list of tasks.
         """
         parse_tasks(tasks)
         flags = ["--worker-id=local", f"--tasks={tasks}"]

@@ -41,24 +41,20 @@ class AckMode(enum.StrEnum):
 
 
 class Overflow(enum.StrEnum):
-    """The behavior of `send` at the limit on pending messages."""
+    """The behavior of `send` at the limit on pending messages; see the setting `overflow`."""
 
     BLOCK = "block"
-    """Wait for space until the timeout."""
     FAIL = "fail"
-    """Raise BufferFullError immediately."""
     DROP_OLDEST = "drop_oldest"
     """Drop the oldest messages that were never sent, as few as possible. Sent messages may have arrived, so
     they remain. If they alone leave no space, wait as with `block`."""
 
 
 class RejectOrder(enum.StrEnum):
-    """The order of a task's messages after a consumer rejects one."""
+    """The order of a task's messages after a consumer rejects one; see the setting `reject_order`."""
 
     CONTINUE = "continue"
-    """Later messages continue, and the rejected one is redelivered behind them."""
     WAIT = "wait"
-    """Later messages wait, and are redelivered behind the rejected one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

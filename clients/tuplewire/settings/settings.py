@@ -39,10 +39,10 @@ class Kind:
     """The kind of a setting's values.
 
     metavar: the placeholder of a value in help. allowed: the allowed values, for errors and help. types: the
-    Python types; a bool is not a number. convert: converts a value; raises ValueError or TypeError for an
-    invalid one, or a ConfigError with a message for the user.
-    parse: converts text to a value, which is checked afterwards. to_plain: converts a value for JSON.
-    write: returns text for parse, if users write a value differently from `to_plain`.
+    Python types; a bool is not a number. convert: converts a typed value; raises ValueError or TypeError for
+    an invalid one, or a ConfigError with a message for the user. parse: converts text to a value, which is
+    checked afterwards. to_plain: converts a value for JSON. write: returns text for `parse`, if users write a
+    value differently from `to_plain`.
     """
 
     metavar: str
@@ -290,12 +290,7 @@ class Settings:
     ) -> Self:
         """Read variables such as TUPLEWIRE_TLS_CA, named after the fields. An empty one means not set.
 
-        Args:
-            environment: The variables. None: os.environ.
-            flags: Fields that take precedence.
-
-        Raises:
-            ConfigError: A value is invalid.
+        The fields in `flags` take precedence. The default `environment` is os.environ. Raises ConfigError.
         """
         variables = os.environ if environment is None else environment
         read = {

@@ -18,9 +18,7 @@ def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
 
     Any program with an Arrow library can read the payload. Its size is limited (max_message_bytes);
     route_rows() divides rows into about 512 KiB. Dictionary values that the rows do not use are omitted.
-
-    Raises:
-        MessageError: `rows` is not a RecordBatch or Table.
+    Raises MessageError if `rows` is not a RecordBatch or Table.
     """
     batch = _compact(_one_batch(rows))
     sink = pa.BufferOutputStream()
@@ -32,10 +30,8 @@ def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
 def unpack_rows(payload: bytes) -> pa.RecordBatch:
     """Return the rows in a payload of pack_rows(), or in any stream of Arrow's IPC format.
 
-    The columns of a single batch share the payload's memory.
-
-    Raises:
-        MalformedError: The payload is anything else. All values are checked, also the UTF-8 of strings.
+    The columns of a single batch share the payload's memory. Raises MalformedError for any other payload; all
+    values are checked, also the UTF-8 of strings.
     """
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise MalformedError(f"a payload is bytes, not {type(payload).__name__}")

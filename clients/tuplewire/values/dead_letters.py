@@ -62,16 +62,13 @@ def _others(headers: DecodedHeaders) -> list[tuple[str, bytes | None]]:
 
 @dataclass(frozen=True, slots=True)
 class DecodedDeadLetter:
-    """A decoded dead letter.
+    """A dead letter: the original message, its task and source, and its number of rejections.
 
     Attributes:
         id: Eight hexadecimal digits, which are the same at every read.
-        task: The task that the message was sent to.
-        source: The task that sent the message; None if the sender is not a task.
-        count: The number of rejections.
+        source: None if the sender is not a task.
         reason: The reason of the last rejection.
         time: The time at which the message became a dead letter, in ISO 8601 and UTC.
-        message: The original message.
         redelivered: True if the dead letter may be a duplicate.
     """
 

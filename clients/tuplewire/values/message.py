@@ -143,8 +143,7 @@ class TaskMessage:
     def serialize(self) -> bytes:
         """Return Storm's format: the task id in two bytes, big-endian, then the payload; no key or headers.
 
-        Raises:
-            InvalidTaskError: The task id is above 32767, which exceeds two bytes.
+        Raises InvalidTaskError for a task id above 32767, which exceeds two bytes.
         """
         if self.task > _MAX_SERIALIZED_TASK:
             raise InvalidTaskError(
@@ -157,9 +156,7 @@ class TaskMessage:
     def deserialize(cls, packet: BytesLike) -> Self:
         """Decode the bytes of serialize().
 
-        Raises:
-            MalformedError: There are fewer than two bytes.
-            InvalidTaskError: The task id is below -1.
+        Raises MalformedError for fewer than two bytes, InvalidTaskError for a task id below -1.
         """
         packet = as_bytes(packet)
         if len(packet) < 2:

@@ -24,10 +24,8 @@ def code_name(code: pb.ErrorCode) -> str:
 class TaskContent(NamedTuple):
     """A summary of the messages of a task in an epoch, regardless of their order.
 
-    Attributes:
-        messages: The number of messages; 0 if the content is unknown.
-        size_bytes: Bytes of payloads, keys and headers.
-        checksum: The sum of these bytes, modulo 65,521.
+    `messages` is 0 if the content is unknown. `size_bytes` counts the bytes of payloads, keys and headers;
+    `checksum` is their sum, modulo 65,521.
     """
 
     messages: int = 0
