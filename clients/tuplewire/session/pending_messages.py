@@ -8,8 +8,8 @@ Design: docs/design/sessions.md; docs/design/credit.md for `drop_oldest`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from heapq import heappop, heappush, heapreplace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heapreplace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -27,41 +27,6 @@ def count_to_drop(held: int, offered: int, bound: int) -> int:
     return min(held, over) if over > 0 else 0
 
 
-class OldestFlowFinder:
-    """Finds the flow with the oldest message. The cost is independent of the number of messages.
-
-    A heap contains, for each flow, the age of its first message at an earlier time. That message may have
-    been sent or dropped since then; find() corrects the entry when it reads it.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []
-        self._flows_in_heap: set[int] = set()
-
-    def add(self, flow: int, age: int) -> None:
-        """Record a message that was appended to its flow. Ages never decrease."""
-        if flow not in self._flows_in_heap:
-            self._flows_in_heap.add(flow)
-            heappush(self._heap, (age, flow))
-
-    def find(self, age_of: Callable[[int], int]) -> int:
-        """Return the flow with the oldest message. At least one flow must have a message.
-
-        `age_of` returns the age of a flow's oldest message, or 0 if the flow has no message.
-        """
-        heap = self._heap
-        while True:
-            known, flow = heap[0]
-            age = age_of(flow)
-            if age == known:
-                return flow
-            if age:  # the first message has changed: correct the entry, and check the new minimum
-                heapreplace(heap, (age, flow))
-            else:
-                heappop(heap)
-                self._flows_in_heap.discard(flow)
-
-
 class PendingMessages:
     """The pending messages of a session, by flow and by frame, and their ledger. Not thread-safe.
 
@@ -73,7 +38,9 @@ class PendingMessages:
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
         self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
-        self._oldest = OldestFlowFinder()
+        self._oldest_orders: list[tuple[int, int]] = []
+        """For `drop_oldest`, a heap of each flow's first unwritten order at an earlier time, and the flow."""
+        self._flows_in_heap: set[int] = set()
         self._retains_all = settings.ack_mode is AckMode.PROCESSED
         self._flows: dict[int, Flow] = {}
         self._flows_by_task: dict[int, list[Flow]] = {}
@@ -343,9 +310,27 @@ class PendingMessages:
             while (too_many := flows[number].pending_messages - stay) > 0:
                 self._drop_unwritten(number, too_many, 0)
         while self.messages > max_messages or self.size_bytes > max_bytes:
-            number = self._oldest.find(lambda each: flows[each].first_unwritten_order if each in flows else 0)
-            self._drop_unwritten(number, self.messages - max_messages, self.size_bytes - max_bytes)
+            excess_messages, excess_bytes = self.messages - max_messages, self.size_bytes - max_bytes
+            self._drop_unwritten(self._find_oldest_flow(), excess_messages, excess_bytes)
         return True
+
+    def _find_oldest_flow(self) -> int:
+        """Return the flow with the oldest unwritten message; there must be one.
+
+        The cost is independent of the number of messages. The first message of a flow may have been sent or
+        dropped since its order was added to the heap, so the order is corrected here.
+        """
+        heap = self._oldest_orders
+        while True:
+            known, number = heap[0]
+            order = self._flows[number].first_unwritten_order if number in self._flows else 0
+            if order == known:
+                return number
+            if order:  # the first message has changed: correct its order, and check the new minimum
+                heapreplace(heap, (order, number))
+            else:
+                heappop(heap)
+                self._flows_in_heap.discard(number)
 
     def _drop_unwritten(self, number: int, messages: int, size_bytes: int) -> None:
         """Drop a flow's oldest unwritten entry, or only its head if that is sufficient."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from heapq import heappush
 from typing import Any
 
 from tuplewire.errors import ProtocolError
@@ -82,7 +83,7 @@ class SendSession(PendingMessages):
         self, groups: Iterable[TaskGroup], inbound: Any = None, *, retain: bool = False, now_micros: int = 0
     ) -> None:
         """Accept messages without checking the bounds. Call fits() first; for the arguments see offer()."""
-        age = self._ledger.accepted + 1
+        order = self._ledger.accepted + 1
         if lost := self._lost_entry_worker:  # see on_connected()
             groups = [each.as_redelivered() if entry_worker(each.path) == lost else each for each in groups]
         for group in groups:
@@ -96,7 +97,7 @@ class SendSession(PendingMessages):
                 self._flows_by_task.setdefault(task, []).append(flow)
             accepted = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
-                flow.waiting.append(PendingPart(piece, inbound, age, retain or self._retains_all, accepted))
+                flow.waiting.append(PendingPart(piece, inbound, order, retain or self._retains_all, accepted))
             if flow.highest_entry and flow.all_released:
                 flow.highest_entry = 0
             flow.used_since_sweep = True
@@ -108,8 +109,9 @@ class SendSession(PendingMessages):
                 self._make_ready_first(number)
             else:
                 self._ready[number] = None
-            if self._drops_oldest:
-                self._oldest.add(number, age)
+            if self._drops_oldest and number not in self._flows_in_heap:
+                self._flows_in_heap.add(number)
+                heappush(self._oldest_orders, (order, number))
             self.messages += messages
             self.size_bytes += group.size_bytes
             self._ledger.accepted += messages
