@@ -75,13 +75,10 @@ class SessionCredit:
 
     def groups_over_limit(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
         """Return the groups to tasks beyond MAX_TASKS. Forwarded groups are never among them."""
-        remaining = MAX_TASKS - len(self.accounts)
-        if len(groups) <= remaining:
-            return []
         new = dict.fromkeys(
             group.flow_id for group in groups if group.flow_id >= 0 and group.flow_id not in self.accounts
         )
-        over_limit = set(islice(new, max(0, remaining), None))
+        over_limit = set(islice(new, max(0, MAX_TASKS - len(self.accounts)), None))
         return [group for group in groups if group.flow_id in over_limit]
 
     def on_received(self, groups: Iterable[TaskGroup]) -> None:

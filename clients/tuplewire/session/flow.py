@@ -40,10 +40,6 @@ class PendingPart:
         """Return this entry with other messages."""
         return PendingPart(group, self.inbound, self.order, self.retain, self.accepted_micros)
 
-    def as_redelivered(self) -> PendingPart:
-        """Return this entry with its messages marked as redelivered."""
-        return self.with_group(self.group.as_redelivered())
-
 
 @dataclass(slots=True, eq=False)
 class Flow:

@@ -63,9 +63,8 @@ class SendingPressure:
     def refresh(self, *, connected: bool) -> None:
         """Update the counts. A disconnected session with messages counts as blocked."""
         without_credit = len(self._session.blocked_flows)
-        if without_credit != self.waiting_flows:
-            self.outbound.waiting_flows += without_credit - self.waiting_flows
-            self.waiting_flows = without_credit
+        self.outbound.waiting_flows += without_credit - self.waiting_flows
+        self.waiting_flows = without_credit
         # While connected, the writer reports blocked times itself: see on_idle() and on_write().
         if connected:
             return

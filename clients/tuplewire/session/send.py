@@ -202,10 +202,11 @@ class SendSession(PendingMessages):
         # Retained messages were sent before the frames in flight, so they move to the head last.
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
-                self._flows[entry.group.flow_id].waiting.appendleft(entry.as_redelivered())
+                group = entry.group.as_redelivered()
+                self._flows[group.flow_id].waiting.appendleft(entry.with_group(group))
         for number, flow in self._flows.items():
             for entry in reversed(self._take_unprocessed(flow)):
-                flow.waiting.appendleft(entry.as_redelivered())
+                flow.waiting.appendleft(entry.with_group(entry.group.as_redelivered()))
             flow.sent_messages = flow.sent_bytes = flow.released_messages = 0
             flow.removed_count = flow.first_frame = 0
             self._set_initial_credit(number, flow)

@@ -85,16 +85,14 @@ class QueueShares:
         announced = self._announced.get(task)
         if announced is None:
             return False
+        freed = Amount(announced.messages - queued.messages, announced.size_bytes - queued.size_bytes)
         if not self._is_significant(queued):
             del self._announced[task]
-            return True
-        # Announce freed space in steps of a quarter, not at every release.
-        if self._is_significant(
-            Amount(announced.messages - queued.messages, announced.size_bytes - queued.size_bytes)
-        ):
+        elif self._is_significant(freed):  # in steps of a quarter, not at every release
             self._announced[task] = queued
-            return True
-        return False
+        else:
+            return False
+        return True
 
     def _is_significant(self, part: Amount) -> bool:
         return part.messages * 4 >= self.total.messages or part.size_bytes * 4 >= self.total.size_bytes
