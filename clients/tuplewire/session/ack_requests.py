@@ -25,9 +25,7 @@ class AckRequestPolicy:
     def ack_wanted(self, now: float, *, urgent: bool = False) -> bool:
         """Return True if the next frame must request an acknowledgement. Call this once for each frame.
 
-        Args:
-            now: The time in seconds, from any monotonic clock.
-            urgent: True to request it now: a caller waits for it, or space is short.
+        `now` is in seconds, from any monotonic clock. `urgent`: a caller waits for it, or space is short.
         """
         times = self._times
         quick = len(times) == QUICK_FRAMES - 1 and now - times[0] <= QUICK_SECONDS

@@ -164,10 +164,7 @@ class ConsumeSession:
         self.set_tasks(tasks)
 
     def set_tasks(self, tasks: Iterable[int]) -> None:
-        """Consume exactly these tasks, from the next subscribe request on.
-
-        A task that is consumed again continues at its position, as after a broken stream.
-        """
+        """Consume exactly these tasks from the next subscribe request on, each from its last position."""
         self._subscribed_tasks = tuple(tasks)
         for task in self._subscribed_tasks:
             self._tasks.setdefault(task, _Position(0, 0, 0, reported_credit=self._prefetch_messages))
@@ -218,17 +215,12 @@ class ConsumeSession:
     ) -> ArrivedBatch:
         """Record received messages, and return the new ones.
 
-        1. While a task waits for the answer to a rejection, its messages are ignored. 2. After a gap, raise
-        an error. 3. Messages that an earlier stream delivered are ignored.
+        1. While a task waits for the answer to a rejection, its messages are ignored.
+        2. After a gap, raise MalformedError, as for a task that is not subscribed.
+        3. Messages that an earlier stream delivered are ignored.
 
-        Args:
-            deliveries: The messages, numbered within each task.
-            ack_requested: True if the worker requests an immediate acknowledgement. It is also sent
-                immediately once half of the prefetch limit is used.
-            now_ns: The time in nanoseconds since 1970.
-
-        Raises:
-            MalformedError: Sequences have a gap, or a task is not subscribed.
+        `ack_requested`: True if the worker requests an immediate acknowledgement. It is also sent immediately
+        once half of the prefetch limit is used.
         """
         new = []
         half_messages, half_bytes = self._prefetch_messages // 2, self._prefetch_bytes // 2
@@ -350,12 +342,11 @@ class ConsumeSession:
             acknowledged = min(acknowledged, later.sequence - 1)
             received = max(received, state.rejections[-1].sequence)  # one with `blocks_task` is the last
             self.changed_tasks[task] = None
-        room = max(0, self._prefetch_bytes - state.held_bytes)
         return TaskCursor(
             task=task,
             acknowledged_sequence=acknowledged,
             received_sequence=received,
             credit_sequence=state.reported_credit,
-            credit_bytes=room,
+            credit_bytes=max(0, self._prefetch_bytes - state.held_bytes),
             rejections=rejections,
         )

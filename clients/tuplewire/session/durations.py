@@ -29,14 +29,12 @@ class Exemplar:
 
 @dataclass(slots=True, eq=False)
 class Durations:
-    """A histogram of durations: a count for each bucket, and the sum in seconds. Not thread-safe.
-
-    `exemplars` has the last exemplar of each bucket, by the index of the bucket.
-    """
+    """A histogram of durations: a count for each bucket, and the sum in seconds. Not thread-safe."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     seconds: float = 0.0
     exemplars: dict[int, Exemplar] = field(default_factory=dict)
+    """The last exemplar of each bucket, by the index of the bucket."""
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Add `count` equal durations. A negative duration, from the clocks of two hosts, counts as 0."""

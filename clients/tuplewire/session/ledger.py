@@ -51,17 +51,14 @@ class SettledMessages:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """A balance in messages.
-
-    Attributes:
-        dropped: The messages that were dropped, by the value of DropReason.
-        pending: Counted where the messages are, not derived from other counts.
-    """
+    """A balance in messages."""
 
     accepted: int = 0
     acknowledged: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    """The messages that were dropped, by the value of DropReason."""
     pending: int = 0
+    """Counted where the messages are, not derived from other counts."""
 
     def __add__(self, other: LedgerSnapshot) -> LedgerSnapshot:
         dropped = Counter(self.dropped)

@@ -47,27 +47,21 @@ class ReceiveSession:
         """Accept a frame and return its accepted groups; None if the frame was accepted before.
 
         1. A repeated frame is ignored.
-        2. After a gap, raise an error. After any error the stream must end.
-        3. Denied groups and groups to tasks beyond MAX_TASKS are refused and are not returned.
+        2. After a gap, raise SequenceGapError. After any error the stream must end.
+        3. Groups without permission (`denied_groups`) and groups to tasks beyond MAX_TASKS are refused. They
+           are neither counted nor returned.
         4. All other groups are accepted.
 
-        Args:
-            denied_groups: Groups without permission. They are refused without being counted.
-            closed_flows: The flows that the sender has closed.
-
-        Raises:
-            SequenceGapError: Frames before this one are missing.
-            CreditExceededError: The frame contains more messages or bytes than were granted.
-            MalformedError: The frame closes a flow that is in use.
+        Raises CreditExceededError if the frame contains more messages or bytes than were granted, and
+        MalformedError if it closes a flow that is in use.
         """
         # 1. The frame arrived over an earlier stream, and its acknowledgement was lost or delayed.
         if sequence <= self.last_sequence:
             return None
         # 2. The next stream starts after the last accepted frame, and so closes the gap.
         if sequence != self.last_sequence + 1:
-            raise SequenceGapError(
-                f"frame {sequence} came after frame {self.last_sequence}; resume the session"
-            )
+            text = f"frame {sequence} came after frame {self.last_sequence}; resume the session"
+            raise SequenceGapError(text)
         credit = self.credit
         # Close before counting: the frame may use a closed flow again, with new counts.
         for flow in closed_flows:
@@ -131,7 +125,7 @@ class ReceiveSession:
             if later := [each for each in refusals if each.frame_sequence > last]:
                 self._last_reported = later[0].frame_sequence - 1
             del refusals[len(refusals) - len(later) :]
-        refusals = _shorten_texts(refusals)
+        _shorten_texts(refusals)
         return Ack(sequence=self._last_reported, credits=grants, refusals=refusals, previous_sequence=after)
 
     @property
@@ -159,8 +153,8 @@ class ReceiveSession:
         return self._build_ack(acknowledged, self.credit.all_grants())
 
 
-def _shorten_texts(refusals: list[Refusal]) -> list[Refusal]:
-    """Return refusals for one update. If their texts are too long, later refusals have no text."""
+def _shorten_texts(refusals: list[Refusal]) -> None:
+    """Replace refusals of one update: if their texts are too long, later refusals have no text."""
     remaining = _MAX_TEXT_CHARS
     for index, each in enumerate(refusals):
         remaining -= len(each.detail) + len(each.owner_address)
@@ -169,4 +163,3 @@ def _shorten_texts(refusals: list[Refusal]) -> list[Refusal]:
             short.CopyFrom(each)
             short.ClearField("detail")
             short.ClearField("owner_address")
-    return refusals
