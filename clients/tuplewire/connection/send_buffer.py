@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from tuplewire import errors
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.connection.submission_queue import (
     MAX_SMALL_BYTES,
@@ -22,14 +23,7 @@ from tuplewire.connection.submission_queue import (
     SubmissionQueue,
     batches_of,
 )
-from tuplewire.errors import (
-    MAX_TASK,
-    BufferFullError,
-    ClosedError,
-    FlushTimeoutError,
-    RefusedMessagesError,
-    TuplewireError,
-)
+from tuplewire.errors import MAX_TASK, TuplewireError
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.session.send import SendSession
 from tuplewire.session.send_events import SendEvents
@@ -54,8 +48,8 @@ class SendBuffer:
     ) -> None:
         """Start empty.
 
-        wake: called from any thread when there is something to write or to report. get_problem_suffix: if the
-        receiver is unreachable, returns the end of a sentence, for errors.
+        wake: called from any thread when there is something to write or to report. get_problem_suffix:
+        returns the end of an error's text if the receiver is unreachable; otherwise an empty string.
         """
         self.address = address
         self._settings = settings
@@ -104,17 +98,16 @@ class SendBuffer:
 
         Do not call this on the event loop. Raises BufferFullError, and the errors of offer().
         """
-        if len(groups) == 1 and self._try_send_group(groups[0]):  # this way needs no lock
-            return
+        if len(groups) == 1:
+            (group,) = groups
+            is_plain = group.count == 1 and group.payload_only
+            if is_plain and self.try_send_one(group.task, group.data, group.source):  # it needs no lock
+                return
         wait_seconds = self._settings.send_timeout(timeout)
         with self.lock:
             if not self.changed.wait_for(lambda: self._accept(groups), wait_seconds):
                 raise self._full_error(wait_seconds)
         self.wake()
-
-    def _try_send_group(self, group: TaskGroup) -> bool:
-        plain = group.count == 1 and group.payload_only
-        return plain and self.try_send_one(group.task, group.data, group.source)
 
     async def send_async(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
         """Do the same as send, on any event loop. A cancelled call accepts no messages."""
@@ -124,8 +117,8 @@ class SendBuffer:
                 raise self._full_error(wait_seconds)
         self.wake()
 
-    def _full_error(self, waited: float | None) -> BufferFullError:
-        return BufferFullError(
+    def _full_error(self, waited: float | None) -> errors.BufferFullError:
+        return errors.BufferFullError(
             f"no space {f'for {waited:g} s' if waited else 'now'}: {self._pending_text} pending; "
             f"the receiver is slow or unreachable{self._problem()}"
         )
@@ -208,7 +201,8 @@ class SendBuffer:
         )
 
     def _raise_closed(self) -> NoReturn:
-        raise self.failure or ClosedError(f"the connection to {self.address} is closed{self.close_reason}")
+        text = f"the connection to {self.address} is closed{self.close_reason}"
+        raise self.failure or errors.ClosedError(text)
 
     def _accept(self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False) -> bool:
         """Do the same as offer; with the lock, and without waking the loop.
@@ -298,10 +292,10 @@ class SendBuffer:
             if self.failure is not None:
                 raise self.failure
             if refused:
-                raise RefusedMessagesError(refused)
+                raise errors.RefusedMessagesError(refused)
             if not self._all_settled:
                 text = f"{self._pending_text} not acknowledged after {timeout} s{self._problem()}"
-                raise FlushTimeoutError(text)
+                raise errors.FlushTimeoutError(text)
 
     @property
     def pending_messages(self) -> int:
