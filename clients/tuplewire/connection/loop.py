@@ -56,15 +56,8 @@ class Startable(Suspendable, Protocol):
 
 
 class _Selector(selectors.DefaultSelector):
-    """The selector of a loop; can report the start and end of each wait."""
-
-    def set_listener(self, on_wait: Callable[[float, float], None] | None) -> None:
-        """Report waits from now on; None: stop. Without a listener, select() has no extra cost."""
-        vars(self).pop("select", None)
-        if on_wait is not None:
-            vars(self)["select"] = partial(self._timed_select, on_wait)
-
-    def _timed_select(self, on_wait: Callable[[float, float], None], timeout: float | None = None) -> Any:
+    def timed_select(self, on_wait: Callable[[float, float], None], timeout: float | None = None) -> Any:
+        """Do the same as select(), and report the start and the end of a wait."""
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         started_at = time.monotonic()
@@ -77,10 +70,8 @@ class _Loop(asyncio.SelectorEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Ignore gRPC's events for a closed loop: another asyncio loop here may close during a call."""
         # gRPC delivers the events of all loops of a process on one of them.
-        closed = "PollerCompletionQueue" in context["message"] and "loop is closed" in repr(
-            context.get("exception")
-        )
-        if closed:
+        error = repr(context.get("exception"))
+        if "PollerCompletionQueue" in context["message"] and "loop is closed" in error:
             logger.debug("grpc.loop_closed", extra={"reason": context["message"]})
         else:
             super().call_exception_handler(context)
@@ -132,10 +123,9 @@ class EventLoopThread:
             try:
                 self.loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - asyncio re-raises SystemExit, KeyboardInterrupt
+                context = {"message": "a callback raised out of the event loop", "exception": error}
                 with contextlib.suppress(BaseException):  # a logging handler may raise, too
-                    self.loop.call_exception_handler(
-                        {"message": "a callback raised out of the event loop", "exception": error}
-                    )
+                    self.loop.call_exception_handler(context)
         self.loop.close()
 
     def stop(self) -> None:
@@ -148,7 +138,9 @@ class EventLoopThread:
 
         The loop calls the listener after the wait, before the callbacks that are due. It must not raise.
         """
-        self._selector.set_listener(listener)
+        vars(self._selector).pop("select", None)  # without a listener, select() has no extra cost
+        if listener is not None:
+            vars(self._selector)["select"] = partial(self._selector.timed_select, listener)
 
     @property
     def is_current_thread(self) -> bool:
@@ -300,23 +292,22 @@ def messaging_thread() -> EventLoopThread:
     refuse_green_threads()
     if (current := _current) is not None:
         return current
-    asyncio_log = logging.getLogger("asyncio")
-    quiet = partial(_is_other_thread, threading.get_ident())
+    asyncio_log, thread = logging.getLogger("asyncio"), threading.get_ident()
+
+    def is_other_thread(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
     # asyncio logs each new loop, and a logging handler that sends would create another one.
-    asyncio_log.addFilter(quiet)
+    asyncio_log.addFilter(is_other_thread)
     try:
         created = EventLoopThread()  # without the lock: an audit hook may call this function
     finally:
-        asyncio_log.removeFilter(quiet)
+        asyncio_log.removeFilter(is_other_thread)
     with _lock:
         current = _current = _current or created
     if current is not created:
         created.stop()
     return current
-
-
-def _is_other_thread(thread: int, record: logging.LogRecord) -> bool:
-    return record.thread != thread
 
 
 def is_on_messaging_loop() -> bool:

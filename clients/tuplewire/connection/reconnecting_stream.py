@@ -206,9 +206,8 @@ class ReconnectingSession(ABC):
                     self._cancel_warning()
                     await self._run_stream(stream)
                 except DecodeError as error:
-                    raise ProtocolError(
-                        f"{self.address} does not answer as a Tuplewire worker: {error}"
-                    ) from error
+                    text = f"{self.address} does not answer as a Tuplewire worker: {error}"
+                    raise ProtocolError(text) from error
             raise await stream.end()
 
     async def _run_stream(self, stream: ClientStream) -> None:

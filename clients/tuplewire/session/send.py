@@ -132,15 +132,16 @@ class SendSession(PendingMessages):
            redelivered. If another process answers, count messages possibly lost with the previous one, and
            mark those that it had accepted from programs: they send copies, which may arrive first.
         """
-        known = welcome.session_id == self.session_id != 0 and welcome.accepted_sequence >= self.acked_frame
-        if not known and welcome.accepted_sequence:
+        accepted = welcome.accepted_sequence
+        known = welcome.session_id == self.session_id != 0 and accepted >= self.acked_frame
+        if not known and accepted:
             # 1. The receiver would discard this sender's first frames as duplicates.
             raise ProtocolError(
-                f"the receiver resumes at frame {welcome.accepted_sequence} a session that this sender does "
-                "not have: give every process its own sender id or incarnation"
+                f"the receiver resumes at frame {accepted} a session that this sender does not have: "
+                "give every process its own sender id or incarnation"
             )
         if known:  # 1.
-            self._check_sent(welcome.accepted_sequence)
+            self._check_sent(accepted)
         same_worker = welcome.worker_incarnation == self.worker_incarnation != 0
         # 3. A process that evicted the session still has its messages. Another process does not have them.
         if not known and not same_worker:
@@ -153,9 +154,7 @@ class SendSession(PendingMessages):
         self.session_id = welcome.session_id
         if known:
             # 2. The last acknowledgement may be lost with the stream, and the welcome replaces it.
-            self.apply_ack(
-                Ack(sequence=welcome.accepted_sequence, credits=welcome.credits, refusals=welcome.refusals)
-            )
+            self.apply_ack(Ack(sequence=accepted, credits=welcome.credits, refusals=welcome.refusals))
             self._resend = deque(self._in_flight)
         else:
             # 3. Credits in this welcome are for tasks with a smaller share; see session/shares.py.
