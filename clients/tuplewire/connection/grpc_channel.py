@@ -23,15 +23,7 @@ from tuplewire.connection.channels import TRUST_HINT, ChannelFactory
 from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
-from tuplewire.wire.control_pb2 import (
-    GetAssignmentRequest,
-    GetAssignmentResponse,
-    GetStatusRequest,
-    GetStatusResponse,
-    PolledTask,
-    PollRequest,
-    PollResponse,
-)
+from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.control_pb2_grpc import ControlStub, SourceStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
@@ -148,28 +140,28 @@ class WorkerConnections:
         """Return a function that opens streams to the worker at an address."""
         return grpc_stream_opener(address, self._settings, self._channels)
 
-    async def assignment(self, address: str) -> GetAssignmentResponse:
+    async def assignment(self, address: str) -> pb.GetAssignmentResponse:
         """Request the assignment from the worker at an address. Raises UnreachableError, RefusedError."""
         async with await self._channels.open_channel(address, BASE_OPTIONS) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]
-            answer: GetAssignmentResponse = await self._call(
-                stub.GetAssignment, GetAssignmentRequest(), address
-            )
+            request = pb.GetAssignmentRequest()
+            answer: pb.GetAssignmentResponse = await self._call(stub.GetAssignment, request, address)
             return answer
 
-    async def status(self, address: str, tasks: Iterable[int]) -> GetStatusResponse:
+    async def status(self, address: str, tasks: Iterable[int]) -> pb.GetStatusResponse:
         """Request the status of a worker with only these tasks. Raises UnreachableError, RefusedError."""
         channel = await self._polled_channel(address)  # this reference keeps it open during the call
         stub = ControlStub(channel)  # type: ignore[no-untyped-call]
-        answer: GetStatusResponse = await self._call(stub.GetStatus, GetStatusRequest(tasks=tasks), address)
+        request = pb.GetStatusRequest(tasks=tasks)
+        answer: pb.GetStatusResponse = await self._call(stub.GetStatus, request, address)
         return answer
 
-    async def poll(self, address: str, topology: str, tasks: Iterable[int]) -> PollResponse:
+    async def poll(self, address: str, topology: str, tasks: Iterable[int]) -> pb.PollResponse:
         """Request the states of tasks with the ids of their consumers. Raises the errors of status()."""
         channel = await self._polled_channel(address)
         stub = SourceStub(channel)  # type: ignore[no-untyped-call]
-        request = PollRequest(topology=topology, tasks=[PolledTask(task=each) for each in tasks])
-        answer: PollResponse = await self._call(stub.Poll, request, address)
+        request = pb.PollRequest(topology=topology, tasks=[pb.PolledTask(task=each) for each in tasks])
+        answer: pb.PollResponse = await self._call(stub.Poll, request, address)
         return answer
 
     async def _polled_channel(self, address: str) -> grpc.aio.Channel:
@@ -217,7 +209,6 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         super().__init__(call)
         self._address = address
         self._hint = hint
-        self._cancelled = False
 
     async def write(self, data: bytes) -> None:
         try:
@@ -243,10 +234,9 @@ class _GrpcClientStream(GrpcStream, ClientStream):
 
     async def end(self) -> errors.TuplewireError:
         # A call that this side cancels has no status from the worker.
-        self._cancelled |= self._call.cancel()
-        if self._cancelled:
-            return errors.UnreachableError(f"{self._address}: the stream broke")
         call = self._call
+        if call.cancel():
+            return errors.UnreachableError(f"{self._address}: the stream broke")
         status = await call.code(), await call.details() or "", await call.trailing_metadata()
         return error_from_status(*status, self._address, self._hint)
 
