@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self
 
 import grpc
@@ -108,42 +109,41 @@ class ControlClient:
         request = pb.GetStatusRequest(
             max_clients=max_clients, max_tasks=max_tasks, membership_poll_seconds=membership_poll_seconds
         )
-        response: pb.GetStatusResponse = self._call("GetStatus", request)
+        response: pb.GetStatusResponse = self._call("control.GetStatus", request)
         return response
 
     def get_loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the load of each task that the worker knows, 0 (idle) to 1 (full). No tasks: all."""
-        return dict(self._call("GetLoad", pb.GetLoadRequest(tasks=tasks)).loads)
+        return dict(self._call("control.GetLoad", pb.GetLoadRequest(tasks=tasks)).loads)
 
     def get_assignment(self) -> pb.Assignment | None:
         """Return the current assignment; None if there is none yet."""
-        response = self._call("GetAssignment", pb.GetAssignmentRequest())
+        response = self._call("control.GetAssignment", pb.GetAssignmentRequest())
         self.max_message_bytes = response.max_message_bytes
         return response.assignment if response.HasField("assignment") else None
 
     def update_assignment(self, assignment: pb.Assignment, *, force: bool = False) -> bool:
         """Apply an assignment; return False if the worker already has that version.
 
-        force: accept a version so far ahead that it may be a mistake.
-
-        Raises StaleAssignmentError for an older version, WrongTopologyError, and ProtocolError for an
-        inconsistent assignment; the worker then keeps its assignment.
+        force: accept a version so far ahead that it may be a mistake. Raises StaleAssignmentError for an
+        older version, WrongTopologyError, and ProtocolError for an inconsistent assignment; the worker then
+        keeps its assignment.
         """
         request = pb.UpdateAssignmentRequest(assignment=assignment, force=force)
-        return bool(self._call("UpdateAssignment", request).changed)
+        return bool(self._call("control.UpdateAssignment", request).changed)
 
     def drain(self, drain_seconds: float | None = None) -> bool:
         """Start to drain the worker, and return immediately; False if it was already draining.
 
         It finishes with the messages it holds, and exits. drain_seconds: the time limit; None: its setting.
         """
-        return bool(self._call("Drain", _drain_request(drain_seconds)).started)
+        return bool(self._call("control.Drain", _drain_request(drain_seconds)).started)
 
     def wait_for_drain(self, drain_seconds: float | None = None, *, timeout: float) -> int:
         """Drain (see drain()), wait at most `timeout` seconds, and return the number of dropped messages."""
         request = _drain_request(drain_seconds)
         request.wait = True
-        return int(self._call("Drain", request, timeout).dropped_messages)
+        return int(self._call("control.Drain", request, timeout).dropped_messages)
 
     def tap(
         self, tasks: Iterable[int] = (), *, sample: float = 1.0, max_per_second: int = 0, max_bytes: int = 0
@@ -151,15 +151,14 @@ class ControlClient:
         """Yield copies of messages to tasks, without a time limit; close the generator to stop.
 
         tasks: empty: all. sample: the share of messages to copy. max_per_second, max_bytes (of a payload):
-        0: the worker's limit. The first response has no messages; it means that the tap is active.
-
-        Raises PermissionDeniedError, ResourceLimitError while too many taps are open, DrainingError if the
-        worker drains, and UnreachableError if the connection to it fails.
+        0: the worker's limit. The first response has no messages; it means that the tap is active. Raises
+        PermissionDeniedError, ResourceLimitError while too many taps are open, DrainingError if the worker
+        drains, and UnreachableError if the connection to it fails.
         """
         request = pb.TapRequest(
             tasks=tasks, sample=sample, max_per_second=max_per_second, max_bytes=max_bytes
         )
-        yield from self._stream("Tap", request)
+        yield from self._stream("control.Tap", request)
 
     def debug(self, timeout: float = 60.0) -> dict[str, bytes]:
         """Return the worker's debug files by name, without secrets.
@@ -167,7 +166,7 @@ class ControlClient:
         timeout: for all files, in seconds. Raises ResourceLimitError while the worker makes another bundle.
         """
         files: dict[str, bytearray] = {}
-        for piece in self._stream("GetDebug", pb.GetDebugRequest(), timeout):
+        for piece in self._stream("control.GetDebug", pb.GetDebugRequest(), timeout):
             files.setdefault(piece.name, bytearray()).extend(piece.content)
         return {name: bytes(content) for name, content in files.items()}
 
@@ -178,7 +177,7 @@ class ControlClient:
         between log entries for the same event of a client; 0: a minute. Raises ProtocolError if invalid.
         """
         request = pb.SetLoggingRequest(level=level, duration_seconds=seconds, every_seconds=every_seconds)
-        self._call("SetLogging", request)
+        self._call("control.SetLogging", request)
 
     def report_program(self, report: pb.ReportProgramRequest) -> None:
         """Replace this program's report on its executors and metrics; at most once a second.
@@ -186,14 +185,14 @@ class ControlClient:
         Raises StaleAssignmentError if the worker has another assignment, ResourceLimitError for reports that
         are too frequent or too large, and ProtocolError for metrics that cannot be shown.
         """
-        self._call("ReportProgram", report)
+        self._call("control.ReportProgram", report)
 
     def call_program(self, request: bytes, timeout: float | None = None) -> bytes:
         """Call the program in the worker's process, and return its response. The program defines both forms.
 
         timeout: in seconds; None: the client's. Raises ProtocolError if the worker has no program.
         """
-        response = self._call("CallProgram", pb.CallProgramRequest(request=request), timeout)
+        response = self._call("control.CallProgram", pb.CallProgramRequest(request=request), timeout)
         return bytes(response.response)
 
     def poll(self, request: pb.PollRequest) -> pb.PollResponse:
@@ -202,7 +201,7 @@ class ControlClient:
         Raises WrongWorkerError, WrongTopologyError and PermissionDeniedError.
         """
         timeout = self.timeout + request.wait_millis / 1000
-        response: pb.PollResponse = self._call("Poll", request, timeout, "source")
+        response: pb.PollResponse = self._call("source.Poll", request, timeout)
         return response
 
     def poll_future(self, request: pb.PollRequest) -> Any:
@@ -218,7 +217,7 @@ class ControlClient:
         Raises TaskNotLocalError, SupersededError if the task has a consumer, and the errors of poll().
         """
         # No timeout: a slow reader may take any time.
-        with closing(self._stream("Read", request, service="source")) as answers:
+        with closing(self._stream("source.Read", request)) as answers:
             for data in answers:
                 frame: Any = decode(RecvResponse, data)  # ReadResponse also has its frame in field 2
                 sequences = [group.first_sequence for group in frame.groups]
@@ -230,7 +229,7 @@ class ControlClient:
         request = pb.AcknowledgeRequest(
             topology=topology, expected_worker_id=worker_id, worker_incarnation=incarnation, tasks=tasks
         )
-        self._call("Acknowledge", request, service="source")
+        self._call("source.Acknowledge", request)
 
     def stage(self, request: pb.StageRequest) -> str:
         """Stage a piece of a sink's attempt. Consumers do not see it before the attempt is chosen.
@@ -239,16 +238,16 @@ class ControlClient:
         the piece again later. Raises SequenceGapError if earlier pieces are lost, StaleEpochError,
         EpochTooLargeError if the epoch can never fit, UnknownTaskError and WrongWorkerError.
         """
-        response = self._call("Stage", request, service="sink")
+        response = self._call("sink.Stage", request)
         return "" if response.accepted else str(response.waits_for or "another piece")
 
     def discard(self, request: pb.DiscardRequest) -> None:
         """Discard an attempt's staged messages; without an attempt, all staged messages of the epoch."""
-        self._call("Discard", request, service="sink")
+        self._call("sink.Discard", request)
 
     def begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
         """Register a run of a sink's query; drop the staged messages of earlier runs. Raises as check()."""
-        response: pb.BeginResponse = self._call("Begin", request, service="sink")
+        response: pb.BeginResponse = self._call("sink.Begin", request)
         return response
 
     def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
@@ -257,17 +256,17 @@ class ControlClient:
         Raises StagedDataLostError if an attempt is no longer complete as staged, StaleEpochError (also if a
         task received other messages of the epoch), and WrongWorkerError.
         """
-        response: pb.CheckResponse = self._call("Check", request, service="sink")
+        response: pb.CheckResponse = self._call("sink.Check", request)
         return response
 
     def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
         """Choose an epoch's attempts to publish. Raises UnknownRunError before begin(), and as check()."""
-        response: pb.PublishResponse = self._call("Publish", request, service="sink")
+        response: pb.PublishResponse = self._call("sink.Publish", request)
         return response
 
     def progress(self, request: pb.GetProgressRequest) -> pb.GetProgressResponse:
         """Return the number of an epoch's messages that wait for free space. Raises StagedDataLostError."""
-        response: pb.GetProgressResponse = self._call("GetProgress", request, service="sink")
+        response: pb.GetProgressResponse = self._call("sink.GetProgress", request)
         return response
 
     def wait_ready(self, timeout: float = 30.0) -> None:
@@ -281,7 +280,7 @@ class ControlClient:
             cause = ""
             remaining = max(_POLL_SECONDS, deadline - time.monotonic())
             try:
-                with closing(self._stream("Watch", request, remaining, "health")) as answers:
+                with closing(self._stream("health.Watch", request, remaining)) as answers:
                     for response in answers:
                         if response.status == ready:
                             return
@@ -289,33 +288,24 @@ class ControlClient:
                 # A draining worker ends this stream; see docs/design/drain.md.
                 break
             except UnreachableError as error:
-                late = time.monotonic() + _POLL_SECONDS > deadline
-                if cause and not late:
-                    raise  # it has answered, and has stopped since
-                if late:
+                if time.monotonic() + _POLL_SECONDS > deadline:
                     reason = cause or str(error).removeprefix(f"{self.address}: ")
                     text = f"the worker at {self.address}: not ready after {timeout:g} s: {reason}"
                     raise UnreachableError(text) from error
+                if cause:
+                    raise  # it has answered, and has stopped since
                 time.sleep(_POLL_SECONDS)
         raise DrainingError(f"the worker at {self.address} is stopping; it will not become ready")
 
-    def _call(self, method: str, request: Any, timeout: float | None = None, service: str = "control") -> Any:
+    def _call(self, method: str, request: Any, timeout: float | None = None) -> Any:
         timeout = timeout or self.timeout
-        connection = self._get_connection(timeout)
-        metadata = self._channel_factory.metadata(self.address)
-        with self._mapped_errors(connection, f"no answer within {timeout:g} s"):
-            call = partial(getattr(getattr(connection, service), method), request)
-            return run_uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
+        with self._start(method, request, timeout, f"no answer within {timeout:g} s") as answer:
+            return answer
 
-    def _stream(
-        self, method: str, request: Any, timeout: float | None = None, service: str = "control"
-    ) -> Generator[Any]:
+    def _stream(self, method: str, request: Any, timeout: float | None = None) -> Generator[Any]:
         """Yield the answers of a call; closing the generator cancels it."""
-        connection = self._get_connection(timeout or self.timeout)
-        metadata = self._channel_factory.metadata(self.address)
-        with self._mapped_errors(connection, f"not all answers within {timeout or math.inf:.3g} s"):
-            call = partial(getattr(getattr(connection, service), method), request)
-            answers = run_uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
+        text = f"not all answers within {timeout or math.inf:.3g} s"
+        with self._start(method, request, timeout, text) as answers:
             try:
                 yield from answers
             except RuntimeError as error:
@@ -327,10 +317,13 @@ class ControlClient:
                 answers.cancel()
 
     @contextmanager
-    def _mapped_errors(self, connection: _Connection, timeout_text: str) -> Iterator[None]:
-        """Raise Tuplewire's errors for gRPC's. timeout_text: describes a timeout."""
+    def _start(self, method: str, request: Any, timeout: float | None, timeout_text: str) -> Iterator[Any]:
+        """Yield the result of a call; raise Tuplewire's errors for gRPC's. timeout_text: for a timeout."""
+        connection = self._get_connection(timeout or self.timeout)
+        metadata = self._channel_factory.metadata(self.address)
+        call = partial(attrgetter(method)(connection), request, timeout=timeout, metadata=metadata)
         try:
-            yield
+            yield run_uninterrupted(call)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raised: TuplewireError = UnreachableError(f"the worker at {self.address}: {timeout_text}")

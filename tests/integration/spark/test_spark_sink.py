@@ -362,5 +362,5 @@ def test_wrong_requests_are_refused(workers: Pair, changes: dict[str, Any], erro
         setattr(request, name, value)
     before = metric(workers.near, STAGED), metric(workers.far, STAGED)
     with ControlClient(workers.near.address) as control, pytest.raises(error):
-        control._call("Stage", request, service="sink")
+        control._call("sink.Stage", request)
     assert (metric(workers.near, STAGED), metric(workers.far, STAGED)) == before
