@@ -1,7 +1,7 @@
-"""A blocking client of a worker's services Control, Source, Sink and Health.
+"""A blocking client of a worker's services Control, Source, Sink and Health, and parallel calls to several.
 
 Used by the commands, the membership program, worker processes, the topology programs, and Spark's readers and
-writers. Owns one gRPC channel, and opens a new one when TLS files change. Thread-safe.
+writers. A client owns one gRPC channel, and opens a new one when TLS files change. Thread-safe.
 Design: docs/design/status.md, docs/design/readers.md, docs/design/sinks.md.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -35,6 +36,8 @@ from tuplewire.wire.messaging_pb2 import RecvResponse
 
 _POLL_SECONDS = 0.1
 _CLOSE_SECONDS = 1.0
+_MAX_PARALLEL = 32
+_Answer = TypeVar("_Answer")
 
 
 class ControlClient:
@@ -58,7 +61,7 @@ class ControlClient:
         self.timeout = timeout
         self._options = channel_options(SessionSettings()) if keepalive else BASE_OPTIONS
         self.max_message_bytes = 0
-        """The largest payload that the worker accepts, set by assignment(); 0: not known yet."""
+        """The largest payload that the worker accepts, set by get_assignment(); 0: not known yet."""
         self._channel_factory = ChannelFactory(credentials)
         self._lock = threading.RLock()  # a logging handler may call this client in a thread that holds it
         self._connection: _Connection | None = None
@@ -137,13 +140,16 @@ class ControlClient:
 
         It finishes with the messages it holds, and exits. drain_seconds: the time limit; None: its setting.
         """
-        return bool(self._call("control.Drain", _drain_request(drain_seconds)).started)
+        return bool(self._drain(drain_seconds).started)
 
     def wait_for_drain(self, drain_seconds: float | None = None, *, timeout: float) -> int:
         """Drain (see drain()), wait at most `timeout` seconds, and return the number of dropped messages."""
-        request = _drain_request(drain_seconds)
-        request.wait = True
-        return int(self._call("control.Drain", request, timeout).dropped_messages)
+        return int(self._drain(drain_seconds, timeout).dropped_messages)
+
+    def _drain(self, seconds: float | None, wait_seconds: float | None = None) -> Any:
+        millis = 0 if seconds is None else max(1, round(seconds * 1000))
+        request = pb.DrainRequest(drain_millis=millis, wait=wait_seconds is not None)
+        return self._call("control.Drain", request, wait_seconds)
 
     def tap(
         self, tasks: Iterable[int] = (), *, sample: float = 1.0, max_per_second: int = 0, max_bytes: int = 0
@@ -339,10 +345,6 @@ class ControlClient:
             raise raised from error
 
 
-def _drain_request(seconds: float | None) -> pb.DrainRequest:
-    return pb.DrainRequest(drain_millis=0 if seconds is None else max(1, round(seconds * 1000)))
-
-
 class _Connection:
     """A channel, the state of the TLS files that it was made with, and the stubs of its services."""
 
@@ -353,3 +355,49 @@ class _Connection:
         self.sink: Any = SinkStub(channel)  # type: ignore[no-untyped-call]
         self.source: Any = SourceStub(raw_channel(channel))  # type: ignore[no-untyped-call]
         self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+
+
+class ControlClients:
+    """One client for each of several workers, by address; `connect` creates one. Not thread-safe."""
+
+    def __init__(self, connect: Callable[[str], ControlClient]) -> None:
+        self._connect = connect
+        self._clients: dict[str, ControlClient] = {}
+        self._pool: ThreadPoolExecutor | None = None  # created by the first call: Spark pickles this
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getitem__(self, address: str) -> ControlClient:
+        if address not in self._clients:
+            self._clients[address] = self._connect(address)
+        return self._clients[address]
+
+    def call_all(
+        self, addresses: Iterable[str], call: Callable[[ControlClient], _Answer]
+    ) -> dict[str, _Answer | TuplewireError]:
+        """Call each worker in parallel; return the results or errors by address."""
+
+        def call_or_error(address: str) -> _Answer | TuplewireError:
+            try:
+                return call(self[address])
+            except TuplewireError as error:
+                return error
+
+        wanted = list(addresses)
+        self._pool = self._pool or ThreadPoolExecutor(_MAX_PARALLEL, "tuplewire-control")
+        return dict(zip(wanted, self._pool.map(call_or_error, wanted), strict=True))
+
+    def close_except(self, addresses: Iterable[str]) -> None:
+        """Close the clients of all other workers."""
+        for address in self._clients.keys() - addresses:
+            self._clients.pop(address).close()
+
+    def close(self) -> None:
+        """Close all clients and the threads. Calls in progress end."""
+        self.close_except(())
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)

@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Self, TypeAlias, TypedDict
 
-from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.control_clients import ControlClients
+from tuplewire.connection.control_client import ControlClient, ControlClients
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.membership.member_status import MembershipStatus, Phase

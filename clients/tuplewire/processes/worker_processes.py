@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from tuplewire.client import Client
-from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.control_clients import ControlClients
+from tuplewire.connection.control_client import ControlClient, ControlClients
 from tuplewire.errors import ClosedError, DrainingError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.processes.child import Child, Command, LaunchError, make_private_directory

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
 
-from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.control_clients import ControlClients
+from tuplewire.connection.control_client import ControlClient, ControlClients
 from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import DrainingError, NotReadyError, TuplewireError, UnreachableError, WrongWorkerError
 from tuplewire.settings.addresses import Peer, resolve_addresses

@@ -189,7 +189,7 @@ def _addresses_of(names: Collection[str]) -> list[str]:
 
 
 def _set_active(arguments: argparse.Namespace, *, active: bool) -> int:
-    from tuplewire.connection.control_clients import ControlClients
+    from tuplewire.connection.control_client import ControlClients
 
     with make_control_client(arguments) as client:
         assignment = fetch_assignment(client)

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.control_clients import ControlClients
+from tuplewire.connection.control_client import ControlClient, ControlClients
 from tuplewire.errors import RefusedError, UnreachableError
 
 

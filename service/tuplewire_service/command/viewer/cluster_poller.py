@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.control_clients import ControlClients
+from tuplewire.connection.control_client import ControlClient, ControlClients
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.rates import WorkerSample
