@@ -46,7 +46,7 @@ class ControlClient:
     address: default: TUPLEWIRE_ADDRESS. timeout: the limit of each call, in seconds. credentials: default:
     the environment (TUPLEWIRE_TLS_CA and so on). keepalive: also detect a worker that hangs in calls without
     a timeout. Thread-safe. Every call raises UnreachableError if the worker does not answer in time, and
-    RefusedError (the subclass for its error code) if it refuses the call.
+    RefusedError (the subclass for its error code) if it refuses the call: see control.proto.
     """
 
     def __init__(
@@ -157,9 +157,7 @@ class ControlClient:
         """Yield copies of messages to tasks, without a time limit; close the generator to stop.
 
         tasks: empty: all. sample: the share of messages to copy. max_per_second, max_bytes (of a payload):
-        0: the worker's limit. The first response has no messages; it means that the tap is active. Raises
-        PermissionDeniedError, ResourceLimitError while too many taps are open, DrainingError if the worker
-        drains, and UnreachableError if the connection to it fails.
+        0: the worker's limit. The first response has no messages; it means that the tap is active.
         """
         request = pb.TapRequest(
             tasks=tasks, sample=sample, max_per_second=max_per_second, max_bytes=max_bytes
@@ -167,10 +165,7 @@ class ControlClient:
         yield from self._stream("control.Tap", request)
 
     def debug(self, timeout: float = 60.0) -> dict[str, bytes]:
-        """Return the worker's debug files by name, without secrets.
-
-        timeout: for all files, in seconds. Raises ResourceLimitError while the worker makes another bundle.
-        """
+        """Return the worker's debug files by name, without secrets. timeout: for all files, in seconds."""
         files: dict[str, bytearray] = {}
         for piece in self._stream("control.GetDebug", pb.GetDebugRequest(), timeout):
             files.setdefault(piece.name, bytearray()).extend(piece.content)
@@ -186,26 +181,16 @@ class ControlClient:
         self._call("control.SetLogging", request)
 
     def report_program(self, report: pb.ReportProgramRequest) -> None:
-        """Replace this program's report on its executors and metrics; at most once a second.
-
-        Raises StaleAssignmentError if the worker has another assignment, ResourceLimitError for reports that
-        are too frequent or too large, and ProtocolError for metrics that cannot be shown.
-        """
+        """Replace this program's report on its executors and metrics; at most once a second."""
         self._call("control.ReportProgram", report)
 
     def call_program(self, request: bytes, timeout: float | None = None) -> bytes:
-        """Call the program in the worker's process, and return its response. The program defines both forms.
-
-        timeout: in seconds; None: the client's. Raises ProtocolError if the worker has no program.
-        """
+        """Call the program in the worker's process; return its response. timeout: None: the client's."""
         response = self._call("control.CallProgram", pb.CallProgramRequest(request=request), timeout)
         return bytes(response.response)
 
     def poll(self, request: pb.PollRequest) -> pb.PollResponse:
-        """Return the state of tasks at the worker, after at most the wait time in the request.
-
-        Raises WrongWorkerError, WrongTopologyError and PermissionDeniedError.
-        """
+        """Return the state of tasks at the worker, after at most the wait time in the request."""
         timeout = self.timeout + request.wait_millis / 1000
         response: pb.PollResponse = self._call("source.Poll", request, timeout)
         return response
@@ -218,10 +203,7 @@ class ControlClient:
         return connection.source.Poll.future(request, timeout=timeout, metadata=metadata)
 
     def read(self, request: pb.ReadRequest) -> Iterator[list[Delivery]]:
-        """Yield the messages of a task, frame by frame, until there are no more.
-
-        Raises TaskNotLocalError, SupersededError if the task has a consumer, and the errors of poll().
-        """
+        """Yield the messages of a task, frame by frame, until there are no more."""
         # No timeout: a slow reader may take any time.
         with closing(self._stream("source.Read", request)) as answers:
             for data in answers:
@@ -230,7 +212,7 @@ class ControlClient:
                 yield list(map(Delivery, sequences, groups_of(frame)))
 
     def acknowledge(self, topology: str, worker_id: str, incarnation: int, newest: Mapping[int, int]) -> None:
-        """Acknowledge messages up to these sequences by task; raises SupersededError and poll()'s errors."""
+        """Acknowledge messages up to these sequences by task."""
         tasks = [pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in newest.items()]
         request = pb.AcknowledgeRequest(
             topology=topology, expected_worker_id=worker_id, worker_incarnation=incarnation, tasks=tasks
@@ -241,8 +223,7 @@ class ControlClient:
         """Stage a piece of a sink's attempt. Consumers do not see it before the attempt is chosen.
 
         Returns an empty string if the piece is stored. Otherwise, returns a text: which limit is full. Send
-        the piece again later. Raises SequenceGapError if earlier pieces are lost, StaleEpochError,
-        EpochTooLargeError if the epoch can never fit, UnknownTaskError and WrongWorkerError.
+        the piece again later.
         """
         response = self._call("sink.Stage", request)
         return "" if response.accepted else str(response.waits_for or "another piece")
@@ -252,26 +233,22 @@ class ControlClient:
         self._call("sink.Discard", request)
 
     def begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
-        """Register a run of a sink's query; drop the staged messages of earlier runs. Raises as check()."""
+        """Register a run of a sink's query; drop the staged messages of earlier runs."""
         response: pb.BeginResponse = self._call("sink.Begin", request)
         return response
 
     def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
-        """Return the tasks of attempts that can be published.
-
-        Raises StagedDataLostError if an attempt is no longer complete as staged, StaleEpochError (also if a
-        task received other messages of the epoch), and WrongWorkerError.
-        """
+        """Return the tasks of attempts that can be published."""
         response: pb.CheckResponse = self._call("sink.Check", request)
         return response
 
     def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
-        """Choose an epoch's attempts to publish. Raises UnknownRunError before begin(), and as check()."""
+        """Choose an epoch's attempts to publish."""
         response: pb.PublishResponse = self._call("sink.Publish", request)
         return response
 
     def progress(self, request: pb.GetProgressRequest) -> pb.GetProgressResponse:
-        """Return the number of an epoch's messages that wait for free space. Raises StagedDataLostError."""
+        """Return the number of an epoch's messages that wait for free space."""
         response: pb.GetProgressResponse = self._call("sink.GetProgress", request)
         return response
 
