@@ -66,16 +66,13 @@ class AckHandler:
             self._buffer.refused.log()
 
     def _add_refusals(self, refusals: Sequence[Refusal], known: int) -> None:
-        """Add refusals in frames after `acknowledged_before`: earlier ones were reported."""
+        """Add refusals in frames after the frame `known`: earlier ones were reported."""
         if refusals:
             self._buffer.refused.add(each for each in refusals if each.frame_sequence > known)
         self._buffer.notify()
 
     def on_disconnected(self, *, closed_cleanly: bool) -> None:
-        """Record that the connection broke.
-
-        closed_cleanly: True after a drain or a goodbye: the receiver then accounts for its messages.
-        """
+        """Record a broken connection. After a drain or goodbye, the receiver accounts for its messages."""
         with self._lock:
             self.disconnected = True
             self._session.receiver_accounts |= closed_cleanly

@@ -48,15 +48,12 @@ OnFailure = Callable[[TuplewireError], None]
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Functions that get messages instead of the buffer. Called on the event loop, so they must not block.
-
-    Attributes:
-        on_group: Called with each group, in order, and a function that acknowledges it, from any thread.
-        on_failure: Called with the final error; also if workers do not accept in time: messages may follow.
-    """
+    """Functions that get messages instead of the buffer. Called on the event loop, so they must not block."""
 
     on_group: OnGroup
+    """Called with each group, in order, and a function that acknowledges it, from any thread."""
     on_failure: OnFailure
+    """Called with the final error; also if workers do not accept in time: messages may follow."""
 
 
 class Inbox(ABC):
@@ -101,7 +98,7 @@ class Inbox(ABC):
         self.buffer = deque(each for each in kept if each.deliveries)
 
     @abstractmethod
-    def on_connected(self) -> None:
+    def on_connected(self, stream: ConsumingEnd) -> None:
         """Record that a worker has accepted a stream's tasks."""
 
     @abstractmethod
@@ -240,7 +237,7 @@ class ConsumingEnd(ReconnectingSession):
             self._confirmed_acks, self._goodbye_sent = reported_acks, False
         self._write_event.set()
         self.connected, self.worker_id = True, subscribed.worker_id
-        self._inbox.on_connected()
+        self._inbox.on_connected(self)
         logger.info("subscription.ready", extra={"address": self.address, "worker": subscribed.worker_id})
 
     async def _read(self, stream: ClientStream) -> None:

@@ -36,7 +36,6 @@ class MemoryStream(BufferedStream):
         self._peer, other._peer = other, self
 
     async def write(self, data: bytes | OutFrame) -> None:
-        """See MessageStream."""
         other = self._peer
         while self.failure is None and other._unread_bytes >= _BUFFER_BYTES:
             other._space_event.clear()
@@ -80,11 +79,9 @@ class MemoryClientStream(MemoryStream, ClientStream):
         await self.write(frame)
 
     async def done_writing(self) -> None:
-        """See ClientStream."""
         self.finish()
 
     async def end(self) -> TuplewireError:
-        """See ClientStream."""
         self.disconnect(UnreachableError("the stream was closed"))
         assert self.failure is not None  # noqa: S101 - disconnect has set it
         return self.failure

@@ -54,9 +54,8 @@ class Receiver(Inbox):
     ) -> None:
         """Describe a subscription at the worker at an address. For other arguments see ReconnectingSession.
 
-        Args:
-            callbacks: Get the messages; None: take() returns them.
-            connections: Connects to the tasks' owners; None: only to this worker.
+        callbacks: get the messages; None: take() returns them. connections: connects to the tasks' owners;
+        None: only to this worker.
         """
         super().__init__(identity, settings, loop, callbacks, follows_tasks=connections is not None)
         self.address = address
@@ -92,18 +91,14 @@ class Receiver(Inbox):
             return "closed"
         if self.failure is not None:
             return f"ended: {self.failure}"
-        return self._connection_state
+        if self._tasks_without_stream:
+            return f"looking for the worker of task {min(self._tasks_without_stream)}"
+        return next((each.connection_state for each in self._streams if not each.connected), "connected")
 
     @property
     def connected(self) -> bool:
         """True if every task has a stream to its worker."""
         return not self._tasks_without_stream and all(each.connected for each in self._streams)
-
-    @property
-    def _connection_state(self) -> str:
-        if self._tasks_without_stream:
-            return f"looking for the worker of task {min(self._tasks_without_stream)}"
-        return next((each.connection_state for each in self._streams if not each.connected), "connected")
 
     def __repr__(self) -> str:
         return f"<Receiver {self.address} buffered={len(self.buffer)} {self.state}>"
@@ -146,7 +141,7 @@ class Receiver(Inbox):
 
     def _unreachable_error(self, seconds: float) -> UnreachableError:
         lost = [(each.address, each.connection_state) for each in self._streams if not each.connected]
-        address, state = (lost or [(self.address, self._connection_state)])[0]
+        address, state = (lost or [(self.address, self.state)])[0]
         return UnreachableError(f"no worker at {address} for {seconds:g} s: {state}")
 
     @property
@@ -161,26 +156,22 @@ class Receiver(Inbox):
                 self.buffer.appendleft(arrived)
 
     def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> None:
-        """Acknowledge a batch to its worker; ignore it if the worker has failed, or its tasks have moved.
-
-        rejected: the rejected messages of the batch, in order; see ConsumeSession.acknowledge.
-        """
+        """Acknowledge a batch, unless its worker has failed or its tasks have moved; see ConsumeSession."""
         for stream in self._streams:
             if stream.session is arrived.session:
                 stream.acknowledge(arrived, rejected)
 
     # --- for streams, on the loop; see Inbox -----------------------------------------------------
 
-    def on_connected(self) -> None:
-        stream = next((each for each in self._streams if each.address == self.address), None)
-        self._own_id = stream.worker_id if stream is not None and stream.connected else self._own_id
+    def on_connected(self, stream: ConsumingEnd) -> None:
+        if stream.address == self.address:
+            self._own_id = stream.worker_id
         if self.connected:
             self.admitted, self._admission_timed_out = True, False
             self._stop_admission_timer()
 
     def on_lost(self, stream: ConsumingEnd, error: TuplewireError) -> None:
-        if stream.connected:
-            self._mark_broken()
+        self._mark_broken()
         self._start_search(stream.address if isinstance(error, RefusedError) else None)
 
     def on_moved(self, stream: ConsumingEnd, tasks: Iterable[int]) -> None:
@@ -229,7 +220,6 @@ class Receiver(Inbox):
     def _stop_admission_timer(self) -> None:
         if self._admission_timer is not None:
             self._admission_timer.cancel()
-            self._admission_timer = None
 
     def _mark_broken(self) -> None:
         if self.connected:

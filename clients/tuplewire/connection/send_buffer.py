@@ -380,9 +380,3 @@ class SendBuffer:
         self.move_submitted()
         self.closing = self.ended = True
         return True
-
-    def end_and_drop(self) -> None:
-        """End, and drop all pending messages."""
-        with self.lock:
-            if self.mark_ended():
-                self.drop_all(DropReason.CLOSED)

@@ -21,7 +21,7 @@ from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.stream import ClientStream, ProbeTimer, StreamOpener
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refusal_error
 from tuplewire.session.flow import OutFrame
-from tuplewire.session.ledger import SendCounts
+from tuplewire.session.ledger import DropReason, SendCounts
 from tuplewire.session.pressure import ReportedLoads, SendingPressure
 from tuplewire.session.send import SendSession
 from tuplewire.session.send_events import SendEvents
@@ -103,9 +103,9 @@ class SendingEnd(ReconnectingSession):
 
     def _on_wake(self) -> None:
         buffer = self.buffer
-        if self._pacer.lingering and self.connected and not (buffer.wants_acks or buffer.offers):
-            return  # the next frame includes it, with later messages
         if self._pacer.lingering:
+            if self.connected and not (buffer.wants_acks or buffer.offers):
+                return  # the next frame includes it, with later messages
             self._pacer.release_next()
         with self._lock:
             buffer.move_submitted()
@@ -175,7 +175,9 @@ class SendingEnd(ReconnectingSession):
     async def _end(self) -> None:
         if not self.buffer.ended:
             await self.suspend()
-            self.buffer.end_and_drop()
+            with self._lock:
+                if self.buffer.mark_ended():
+                    self.buffer.drop_all(DropReason.CLOSED)
             self._refresh()
 
     def close(self, timeout: float = 10.0) -> None:
@@ -269,7 +271,8 @@ class SendingEnd(ReconnectingSession):
                 f"{self.address} uses protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
                 "bring both to one release"
             )
-        self._report_departures(welcome.departures)
+        if welcome.departures:
+            self._events.on_departed(welcome.departures)
         self.loads.update({each.task: each.load for each in welcome.load.tasks}, time.monotonic())
         self.ack_handler.on_connected(welcome)
         self.connected = not self.buffer.ended
@@ -279,10 +282,6 @@ class SendingEnd(ReconnectingSession):
         logger.info("connection.ready", extra={"address": self.address, "worker": welcome.worker_id})
         self._refresh()
         self._write_event.set()
-
-    def _report_departures(self, departures: Sequence[pb.Departure]) -> None:
-        if departures:
-            self._events.on_departed(departures)
 
     def _probe(self) -> None:
         """Request all updates again if expected ones do not arrive: they may be lost."""
@@ -395,6 +394,6 @@ class SendingEnd(ReconnectingSession):
                 self._receiver_draining = True
                 self._write_event.set()
             elif kind == "departures":
-                self._report_departures(response.departures.departures)
+                self._events.on_departed(response.departures.departures)
             elif kind == "ended":
                 raise refusal_error(code_name(response.ended.code), response.ended.detail)

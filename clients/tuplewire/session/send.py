@@ -65,9 +65,7 @@ class SendSession(PendingMessages):
     def offer(
         self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False, now_micros: int = 0
     ) -> bool:
-        """Accept all messages and return True, or accept none and return False if they do not fit.
-
-        The policy `drop_oldest` makes space if possible.
+        """Accept all messages and return True; if they do not fit, even with `drop_oldest`, return False.
 
         Args:
             inbound: The session that a worker received the messages on. take_settled() returns it with them.
@@ -263,8 +261,6 @@ class SendSession(PendingMessages):
         if len(self._in_flight) < MAX_QUICK_FRAMES_IN_FLIGHT:
             return False
         return sum(each.ack_requested for each in self._in_flight) >= _MAX_ACK_REQUESTS
-
-    # --- unused flows -----------------------------------------------------------------------
 
     def close_unused(self) -> list[int]:
         """Remove the flows that were not used since the last call and have no unreleased messages.
