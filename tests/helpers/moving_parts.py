@@ -113,7 +113,7 @@ class Program:
         address = address_of(self.worker)
         open_stream = network.dial(address)
         self.sender = SendingEnd(address, identity, session, network.thread, open_stream, events=events)
-        self.sender.start()
+        self.sender.resume()
 
     def _settled(self, settled: Sequence[SettledMessages]) -> None:
         for each in settled:
@@ -137,7 +137,7 @@ class Consumer:
         open_stream = network.dial(address)
         identity = Identity(TOPOLOGY, name, 1)
         self.receiver = Receiver(address, identity, [task], SESSION, network.loop, open_stream)
-        self.receiver.start()
+        self.receiver.resume()
 
 
 class Host:

@@ -45,14 +45,7 @@ class Suspendable(Protocol):
         """Release the objects of gRPC and ZeroMQ, which do not survive a fork."""
 
     def resume(self) -> None:
-        """Connect again."""
-
-
-class Startable(Suspendable, Protocol):
-    """A connection that can be started; called on the loop."""
-
-    def start(self) -> None:
-        """Start to connect."""
+        """Start to connect, at first or after a fork, unless it was closed."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -194,19 +187,19 @@ class EventLoopThread:
 
         return self.run(wrapped(), timeout)
 
-    def start_connection(self, connection: Startable) -> None:
+    def start_connection(self, connection: Suspendable) -> None:
         """Start a connection, from any thread; during a fork, start it after the fork."""
         if self.is_current_thread:
             self._start_connection(connection)
         else:  # without waiting: the caller may hold a lock that a logging handler on the loop needs
             self.loop.call_soon_threadsafe(self._start_connection, connection)
 
-    def _start_connection(self, connection: Startable) -> None:
+    def _start_connection(self, connection: Suspendable) -> None:
         if connection in self.suspendables:
             return  # the caller was interrupted, and starts it again
         self.suspendables.add(connection)
         if not self._suspended:
-            connection.start()
+            connection.resume()
 
     async def suspend(self) -> None:
         """Close every connection for a fork."""

@@ -198,8 +198,10 @@ class Receiver(Inbox):
 
     # --- life, on the loop ---------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start to connect."""
+    def resume(self) -> None:
+        """Start to connect, at first or after a fork, unless it was closed."""
+        if self.is_closed or self.failure is not None:
+            return
         self._running = True
         for stream in self._streams:
             stream.start()
@@ -249,11 +251,6 @@ class Receiver(Inbox):
         if search is not None:
             await asyncio.wait([search])
         await asyncio.gather(*(stream.suspend() for stream in self._streams))
-
-    def resume(self) -> None:
-        """Connect again after a fork."""
-        if not self.is_closed and self.failure is None:
-            self.start()
 
     # --- the workers of tasks, on the loop -------------------------------------------------------
 

@@ -80,7 +80,7 @@ class ReconnectingSession(ABC):
         self.is_closed = False
         """True if no further stream must be opened."""
         self._may_retry = False
-        """True if refused credentials are retried: the worker accepted them before, or this is a worker."""
+        """True if refused credentials are retried, because the worker accepted them before."""
         self._last_problem = "no answer yet"
         self._run_task: asyncio.Task[None] | None = None
         self._warning_timer: asyncio.TimerHandle | None = None

@@ -70,7 +70,6 @@ class SendingEnd(ReconnectingSession):
         self._session = self.buffer.session
         self._lock = self.buffer.lock
         self._pressure = SendingPressure(self._session, self._loop.time, self._events.pressure)
-        self._may_retry = identity.is_worker  # a worker always retries a refusal for its certificate
         self._write_event = asyncio.Event()  # set when there may be something to write
         self._probe_due = False
         self._probe_timer = ProbeTimer(self._loop)
@@ -132,10 +131,6 @@ class SendingEnd(ReconnectingSession):
             return self._pressure.blocked_tasks()
 
     # --- life ------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        self.buffer.loop_thread_id = threading.get_ident()
-        super().start()
 
     # The first of these calls to stop waiting decides about the pending messages:
     # 1. close_async() drops all messages without an acknowledgement at its timeout.
@@ -210,7 +205,8 @@ class SendingEnd(ReconnectingSession):
         done[0].result()
 
     def resume(self) -> None:
-        """Continue after a fork."""
+        """Start to connect, at first or after a fork, unless it was closed."""
+        self.buffer.loop_thread_id = threading.get_ident()
         if not self.buffer.ended and self.buffer.failure is None:  # a close() may wait for acknowledgements
             self.start()
 

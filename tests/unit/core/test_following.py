@@ -110,7 +110,7 @@ class Cluster(WorkerConnections):
         identity, loop = Identity("test", "c", 1), asyncio.get_running_loop()
         address = f"{own.name}:1"
         receiver = Receiver(address, identity, tasks, SETTINGS, loop, own.open, connections=self)
-        receiver.start()
+        receiver.resume()
         try:
             yield receiver
         finally:
