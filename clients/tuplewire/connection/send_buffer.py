@@ -82,10 +82,8 @@ class SendBuffer:
     def offer(self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False) -> bool:
         """Accept all messages; return False if they do not fit and the setting `overflow` drops none.
 
-        inbound: the session that a worker received the messages on; passed to the callbacks of SendEvents.
-        retain: keep the messages until they are processed, in every mode of the session. Both have an
-        effect only on the event loop. Raises ClosedError, MessageTooLargeError, or the error that closed
-        the session.
+        inbound, retain: see SendSession.offer(); they have an effect only on the event loop. Raises
+        ClosedError, MessageTooLargeError, or the error that closed the session.
         """
         with self.lock:
             accepted = self._accept(groups, inbound, retain=retain)

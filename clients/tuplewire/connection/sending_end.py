@@ -144,10 +144,9 @@ class SendingEnd(ReconnectingSession):
         await self._end()  # 1.
 
     async def withdraw(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """Close, and return the unacknowledged messages with their inbound sessions, in order for each task.
+        """Close, and return the unacknowledged messages with their inbound sessions; none at a second call.
 
-        The ledger then no longer counts them as accepted. Messages that may have arrived nevertheless are
-        marked as redelivered. A second call returns an empty list.
+        See PendingMessages.withdraw().
         """
         await self._settle_and_say_goodbye(timeout)
         # Another call was first, and has dropped or returned the messages.
