@@ -79,17 +79,17 @@ class TeamFormation:
         """Start alone. own_id: eight random bytes, new for each Team."""
         self.started = size == 1
         """True once all members are ready, or one of them has sent a message of a call."""
-        self.ids: list[bytes] = [own_id] if self.started else []
-        """The ids in the last PREPARE, by rank; empty before it."""
+        self.ids = [own_id if each == rank else b"" for each in range(size)]
+        """The known ids, by rank: those of the last JOIN of each at rank 0, of the last PREPARE elsewhere."""
         self.team = team_id(own_id)
         """The id of the team; before PREPARE, an id that no other member knows."""
-        self._rank, self._size, self._own_id = rank, size, own_id
-        self._id_by_rank, self._ready_ranks = {rank: own_id}, {0}
+        self._rank, self._size, self._own_id, self._ready_ranks = rank, size, own_id, {0}
 
     def missing_ranks(self) -> list[int]:
-        """Return the ranks that this member waits for."""
-        seen = self._ready_ranks if self.ids else self._id_by_rank
-        return [0] if self._rank else [rank for rank in range(self._size) if rank not in seen]
+        """Return the ranks that this member waits for: until all have joined, then until all are ready."""
+        absent = [rank for rank, member_id in enumerate(self.ids) if not member_id]
+        unready = [rank for rank in range(self._size) if rank not in self._ready_ranks]
+        return [0] if self._rank else absent or unready
 
     def is_stale(self, message: Message) -> bool:
         """Return True for a message of another team, except JOIN, PREPARE and START."""
@@ -114,18 +114,16 @@ class TeamFormation:
         return []
 
     def _on_join(self, rank: int, team: int, member_id: bytes) -> list[tuple[int, Message]]:
-        if self._id_by_rank.get(rank) != member_id:
+        if self.ids[rank] != member_id:
             if self.started:
                 return []  # an old message, or a process that takes the rank over
-            self._id_by_rank[rank], self._ready_ranks = member_id, {0}
-            if len(self._id_by_rank) == self._size:
-                self.ids = [self._id_by_rank[each] for each in range(self._size)]
-                self.team = team_id(b"".join(self.ids))
+            self.ids[rank], self._ready_ranks = member_id, {0}
+            self.team = team_id(b"".join(self.ids))
         elif team == self.team:
             self._ready_ranks.add(rank)
             self.started = len(self._ready_ranks) == self._size
             return [(other, self.build_notice(Kind.START)) for other in range(1, self._size) if self.started]
-        unready = {rank}.union(self._id_by_rank.keys() - self._ready_ranks) if self.ids else ()
+        unready = {rank}.union({*range(self._size)} - self._ready_ranks) if all(self.ids) else ()
         return [(other, self.build_notice(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
 
     def build_notice(self, kind: Kind, body: bytes = b"") -> Message:

@@ -266,7 +266,7 @@ def test_a_member_that_restarts_must_be_ready_again() -> None:
     assert [each.kind for _, each in root.add(stale)] == [Kind.PREPARE]
     assert not root.started
     assert new.add(first) == []
-    assert not new.ids
+    assert new.ids == [b"", THIRD]
 
 
 def test_a_message_of_a_call_starts_a_member() -> None:
