@@ -101,11 +101,11 @@ class TeamFormation:
 
     def add(self, message: Message) -> list[tuple[int, Message]]:
         """Process a message of a member; return answers, with the ranks to send them to."""
-        kind, body = message.kind, bytes(message.body)
+        kind, body = message.kind, message.body
         if self._rank == 0:
-            return self._on_join(message.rank, message.team, body) if kind == Kind.JOIN else []
+            return self._on_join(message.rank, message.team, bytes(body)) if kind == Kind.JOIN else []
         if kind == Kind.PREPARE and not self.started:
-            ids = [body[at : at + 8] for at in range(0, len(body), 8)]
+            ids = [bytes(body[at : at + 8]) for at in range(0, len(body), 8)]
             if len(ids) == self._size and ids[self._rank] == self._own_id:
                 self.ids, self.team = ids, team_id(body)
                 return [(0, self.join_message())]
