@@ -30,7 +30,7 @@ from tuplewire.environment import check_variables
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.client_ids import new_client_id
 from tuplewire.identity.credentials import Credentials
-from tuplewire.request_reply import RequestMethods
+from tuplewire.request_reply import AnswerMethods, Asker
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.settings.addresses import resolve_address, resolve_topology
 from tuplewire.settings.config import SessionKeywords, SessionSettings, check_timeout, expand_settings
@@ -243,7 +243,7 @@ class BaseClient(NotPicklable):
         return self._sender.buffer.session.possibly_lost
 
 
-class Client(BaseClient, RequestMethods):
+class Client(BaseClient, AnswerMethods):
     """Sends messages to a worker and receives messages from it. Thread-safe.
 
     Messages that `send` has accepted are delivered exactly once, in order per (source, task), regardless of
@@ -356,6 +356,22 @@ class Client(BaseClient, RequestMethods):
             ...     print([message.payload for message in inbox.messages(count=3)])
         """
         return Subscription(*self._subscription_args(tasks, timeout, follow=follow))
+
+    def asker(self, reply_to: int) -> Asker:
+        """Subscribe to a task that receives answers; return an object that sends requests.
+
+        Args:
+            reply_to: The task for the answers. No other program may subscribe to it.
+
+        Raises:
+            InvalidTaskError: The task id is invalid.
+            ClosedError: The client is closed.
+
+        Example:
+            >>> with client.asker(reply_to=7) as asker:
+            ...     print(asker.ask(42, b"a question", timeout=10).payload)
+        """
+        return Asker(self, self._start_receiver, reply_to)
 
     def subscribe(self, tasks: Sequence[int], on_group: OnGroup, on_failure: OnFailure) -> Callable[[], None]:
         """Subscribe to tasks; return a function that ends the subscription. For executors of topologies.

@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from threading import Lock
 from typing import Self
@@ -82,31 +82,6 @@ class AnswerMethods(ABC):
         self.send([build_answer(message, b"", (ERROR_HEADER, text.encode(errors="replace")))])
 
 
-class RequestMethods(AnswerMethods):
-    """The methods of a client that send and answer requests."""
-
-    @abstractmethod
-    def _start_receiver(
-        self, tasks: Sequence[int], callbacks: Callbacks | None, *, follow: bool
-    ) -> Receiver: ...
-
-    def asker(self, reply_to: int) -> Asker:
-        """Subscribe to a task that receives answers; return an object that sends requests.
-
-        Args:
-            reply_to: The task for the answers. No other program may subscribe to it.
-
-        Raises:
-            InvalidTaskError: The task id is invalid.
-            ClosedError: The client is closed.
-
-        Example:
-            >>> with client.asker(reply_to=7) as asker:
-            ...     print(asker.ask(42, b"a question", timeout=10).payload)
-        """
-        return Asker(self, reply_to)
-
-
 class _PendingRequests:
     """The requests of one call. Use it with the lock."""
 
@@ -142,7 +117,8 @@ class Asker(NotPicklable):
     Several threads may wait at the same time. Close it, or use it in `with`; a closed client closes it, too.
     """
 
-    def __init__(self, client: RequestMethods, reply_to: int) -> None:
+    def __init__(self, client: AnswerMethods, start_receiver: Callable[..., Receiver], reply_to: int) -> None:
+        """Programs call Client.asker(). start_receiver: the method of the client."""
         (self._reply_to,) = check_tasks(reply_to)
         self.dropped_messages = 0
         """The number of dropped messages, such as late or repeated answers, and other messages."""
@@ -153,7 +129,7 @@ class Asker(NotPicklable):
         self._request_ids = count(secrets.randbits(60))  # answers to earlier askers may arrive late
         self._pid = os.getpid()
         callbacks = Callbacks(self._on_group, self._on_failure)
-        self._receiver = client._start_receiver([self._reply_to], callbacks, follow=True)
+        self._receiver = start_receiver([self._reply_to], callbacks, follow=True)
 
     def ask(self, task: int, payload: bytes, *, timeout: float = 30.0) -> TaskMessage:
         """Send a request and return its answer. See ask_all() for `timeout` and the errors."""
