@@ -172,13 +172,13 @@ class Asker(NotPicklable):
             )
             self._client.send(messages, timeout=send_timeout)
             self._wait_for_answers(call, deadline)
-            with self._lock:
-                if call.unanswered:
-                    raise call.no_answer_error(seconds)
         finally:
             with self._lock:
                 for number in by_id:
                     self._calls.pop(number, None)
+        # From here on, an answer finds no call: it is dropped.
+        if call.unanswered:
+            raise call.no_answer_error(seconds)
         return [call.answers[number] for number in by_id]
 
     def _raise_if_ended(self, error: errors.TuplewireError | None = None) -> None:
@@ -197,16 +197,14 @@ class Asker(NotPicklable):
             return not call.unanswered
 
         with call.changed:
-            if call.changed.wait_for(answered, min(_FIRST_POLL_SECONDS, deadline - time.monotonic())):
-                return
-        if deadline <= time.monotonic():
-            return
-        polling = messaging_thread().submit(self._poll(call))
-        try:
-            with call.changed:
-                call.changed.wait_for(answered, deadline - time.monotonic())
-        finally:
-            polling.cancel()
+            call.changed.wait_for(answered, min(_FIRST_POLL_SECONDS, deadline - time.monotonic()))
+        if call.unanswered and time.monotonic() < deadline:
+            polling = messaging_thread().submit(self._poll(call))
+            try:
+                with call.changed:
+                    call.changed.wait_for(answered, deadline - time.monotonic())
+            finally:
+                polling.cancel()
 
     # --- on the loop -----------------------------------------------------------------------------
 
