@@ -32,9 +32,10 @@ _POLL_AFTER_SECONDS = 1.0
 """A member that has waited for this time polls the workers of the members that it waits for."""
 _LOG_SECONDS = 30.0
 _LEAVE_SECONDS = 3.0
-"""The maximum time that a leaving member waits until all others leave; with an error, a third of it."""
-_ABORT_SECONDS = 3.0
-"""The maximum time that a leaving member with an error waits for acknowledgements."""
+"""The maximum time that a leaving member waits until all others leave; with an error, a third of it.
+
+With an error, it then waits at most this time for acknowledgements.
+"""
 
 
 @dataclass
@@ -273,7 +274,7 @@ class TeamConnection:
             logger.info("team.close_failed", extra={"reason": str(problem)})
         finally:
             try:
-                self._client.close(None if error is None else _ABORT_SECONDS)
+                self._client.close(None if error is None else _LEAVE_SECONDS)
             except errors.FlushTimeoutError as late:  # its messages arrive, or another rank raises an error
                 logger.warning("team.unacknowledged", extra={"reason": str(late)})
 
