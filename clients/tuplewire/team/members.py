@@ -45,8 +45,8 @@ class _OtherMember:
     task: int
     last_message_at: float = 0.0
     """The time of its last message; 0: there is none."""
-    last_call: str = ""
-    """The last call that it has sent a value in."""
+    last_call: str = "Team()"
+    """The last call that it has sent a value in; Team() before the first one."""
     left_at: float = 0.0
     """0 until it leaves; then the start of the read before the one that found its LEAVE or ABORT."""
 
