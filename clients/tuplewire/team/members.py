@@ -52,17 +52,14 @@ class _OtherMember:
 
     def describe(self, states: TaskStates) -> str:
         """Describe the member: `(task 102): last message 61 s ago in barrier #11, subscribed`."""
-        call = f" in {self.last_call}" if self.last_call else ""
-        ago = f"last message {time.monotonic() - self.last_message_at:.0f} s ago{call}"
+        ago = f"last message {time.monotonic() - self.last_message_at:.0f} s ago in {self.last_call}"
         return f"(task {self.task}): {ago if self.last_message_at else 'no message yet'}, {states[self.task]}"
 
 
 class TeamConnection:
     """A member's connection to its team: what it knows about the others, and the exchange with them."""
 
-    def __init__(
-        self, tasks: Sequence[int], rank: int, address: str | None, timeout: float, client: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, tasks: Sequence[int], rank: int, timeout: float | None, **client: Any) -> None:
         """Connect, and return once all members have joined. client: arguments of Client."""
         self.stale_messages = 0
         """The number of dropped messages of other teams."""
@@ -79,7 +76,7 @@ class TeamConnection:
         self._ack_processed = client.get("ack_mode") == "processed"
         # The id of a task's consumer shows whether the member that formed the team still has the task.
         arguments = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
-        self._client = Client(address, overflow="block", **arguments)
+        self._client = Client(overflow="block", **arguments)
         self._subscription = self._client.recv(tasks[rank], timeout=_TICK_SECONDS)
         self._receiver = self._subscription._receiver
         try:
@@ -101,21 +98,21 @@ class TeamConnection:
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def begin(self, number: int, call: str, timeout: float) -> None:
-        """Begin a call, which may exchange values several times."""
-        self._number, self._call, self._timeout = number, call, timeout
+    def begin(self, number: int, call: str, timeout: float | None) -> None:
+        """Begin a call, which may exchange values several times. timeout: None for no limit."""
+        self._number, self._call, self._timeout = number, call, math.inf if timeout is None else timeout
         self._call_started = self._last_logged = time.monotonic()
         self._next_poll, self._was_expired = self._call_started + _POLL_AFTER_SECONDS, False
 
-    def exchange(self, values: Mapping[int, Data], sources: Collection[int], kind: Kind) -> dict[int, Data]:
+    def exchange(self, values: dict[int, Data], sources: Collection[int], kind: Kind) -> dict[int, Data]:
         """Send values to ranks, and return the next values of the sources, in their order.
 
-        Both may include this rank. Raises TeamError.
+        Both may include this rank. Empties `values`, because values can be large. Raises TeamError.
         """
         if kind == Kind.VALUE:
             self._matcher.begin(self._number, self._call)
-        got = {rank: value for rank, value in values.items() if rank == self._rank}
-        unsent = {rank: self._pieces(value, kind) for rank, value in values.items() if rank not in got}
+        got = {self._rank: values.pop(self._rank)} if self._rank in values else {}
+        unsent = {rank: self._pieces(values.pop(rank), kind) for rank in [*values]}
         while True:
             for rank in {*sources} - got.keys():
                 if (value := self._matcher.take(rank, kind)) is not None:

@@ -7,7 +7,6 @@ Not thread-safe: a call raises an error while another one runs. Requires numpy. 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections import Counter
@@ -34,7 +33,7 @@ _Op: TypeAlias = Literal["sum", "min", "max", "mean"]
 MAX_DIRECT_BYTES = 1024 * 1024
 """A rank sends its whole array to all others if this takes at most this number of bytes."""
 
-Steps = Generator[Mapping[int, Data], dict[int, Data], Any]
+Steps = Generator[dict[int, Data], dict[int, Data], Any]
 """A call: it yields bytes to send, by rank, gets the bytes of its sources, and returns the result."""
 _REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "mean": np.add}
 
@@ -79,26 +78,24 @@ class Team(NotPicklable):
             TeamChangedError: Another process has joined with this rank.
             ConfigError: There is no such rank, or a task is named twice.
         """
-        ids = list(tasks)
-        if len(check_tasks(ids)) < len(ids):
+        self.tasks = tuple(tasks)
+        """The tasks of the ranks."""
+        self.size = len(self.tasks)
+        """The number of ranks."""
+        if len(check_tasks(self.tasks)) < self.size:
             raise errors.ConfigError("the tasks of a team must differ, and a task is named twice")
-        if not 0 <= rank < len(ids):
-            raise errors.ConfigError(f"rank {rank} is not one of the {len(ids)} ranks of this team")
-        seconds = check_timeout(timeout)
-        self._timeout = math.inf if seconds is None else seconds
+        if not 0 <= rank < self.size:
+            raise errors.ConfigError(f"rank {rank} is not one of the {self.size} ranks of this team")
+        self.rank = rank
+        """The position of this process in the team."""
+        self._timeout = check_timeout(timeout)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._failure: errors.TeamError | None = None
         self._closed = False
         self._numbers = Counter[object]()
         """The numbers of the last calls: of send(), of recv(), and of all other calls together."""
-        self._connection = TeamConnection(ids, rank, address, self._timeout, client)
-        self.rank = rank
-        """The position of this process in the team."""
-        self.size = len(ids)
-        """The number of ranks."""
-        self.tasks = tuple(ids)
-        """The tasks of the ranks."""
+        self._connection = TeamConnection(self.tasks, rank, self._timeout, address=address, **client)
         self.formation_id = self._connection.formation.team
         """The id of this team formation; it differs after each restart of a member."""
         self._ranks = range(self.size)
@@ -260,9 +257,7 @@ class Team(NotPicklable):
             self._connection.begin(self._numbers[key], call, self._timeout if seconds is None else seconds)
             try:
                 while True:
-                    incoming = self._connection.exchange(outgoing, sources, kind)
-                    del outgoing  # values can be large
-                    outgoing = steps.send(incoming)
+                    outgoing = steps.send(self._connection.exchange(outgoing, sources, kind))
             except StopIteration as end:
                 return end.value
             except BaseException as error:
@@ -296,7 +291,7 @@ class Team(NotPicklable):
 # --- values --------------------------------------------------------------------------------------
 
 
-def pack_each(values: Mapping[int, Any]) -> dict[int, bytes]:
+def pack_each(values: Mapping[int, Any]) -> dict[int, Data]:
     """Return values as bytes, by rank; pack each object once. Raises UnsupportedValueError."""
     by_id = {id(value): value for value in values.values()}
     try:
@@ -306,10 +301,10 @@ def pack_each(values: Mapping[int, Any]) -> dict[int, bytes]:
     return {rank: packed[id(value)] for rank, value in values.items()}
 
 
-def unpack_value(data: bytes) -> Any:
+def unpack_value(data: Data) -> Any:
     """Return the value in untrusted bytes. An array has its own memory. Raises MalformedError."""
     try:
-        return read_value(data, 0)[0][0]
+        return read_value(bytes(data), 0)[0][0]
     except (*READ_ERRORS, KeyError, TypeError) as error:
         raise errors.MalformedError(f"a value of a team is malformed: {error}") from error
 
@@ -317,7 +312,7 @@ def unpack_value(data: bytes) -> Any:
 def _one_exchange(values: Mapping[int, Any]) -> Steps:
     """Return the step of a call with one step; the result is the values of the sources."""
     received = yield pack_each(values)
-    return {rank: unpack_value(bytes(received.pop(rank))) for rank in [*received]}  # one copy at a time
+    return {rank: unpack_value(received.pop(rank)) for rank in [*received]}  # one copy at a time
 
 
 def reduction_steps(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
@@ -325,8 +320,8 @@ def reduction_steps(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
     flat = np.ascontiguousarray(flat, flat.dtype.newbyteorder("<"))
     if (size - 1) * flat.nbytes <= MAX_DIRECT_BYTES:
         return _reduce((yield dict.fromkeys(range(size), flat.view(np.uint8).data)), flat.dtype, reducer)
-    parts = {rank: part.view(np.uint8).data for rank, part in enumerate(np.array_split(flat, size))}
-    total = _reduce((yield parts), flat.dtype, reducer)
+    parts = enumerate(np.array_split(flat, size))
+    total = _reduce((yield {rank: part.view(np.uint8).data for rank, part in parts}), flat.dtype, reducer)
     received = yield dict.fromkeys(range(size), total.view(np.uint8).data)
     return np.frombuffer(bytearray().join(received.values()), flat.dtype)
 
