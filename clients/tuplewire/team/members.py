@@ -20,7 +20,7 @@ from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.task_states import NO_CONSUMER_SECONDS, POLL_SECONDS, TaskStates
 from tuplewire.team.protocol import PIECE_BYTES, WINDOW, CallMatcher, Kind, Message, TeamFormation, unpack
 from tuplewire.text.events import event_logger
-from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.message import TaskMessage
 
 logger = event_logger(__name__)
 
@@ -136,24 +136,22 @@ class TeamConnection:
         streams, sent = self._matcher.streams, True
         while sent:
             # Small pieces for several ranks take one frame, which costs the workers less than one for each.
-            batch, size = dict[int, bytes](), 0
+            batch, size = dict[int, TaskMessage](), 0
             for rank, pieces in unsent.items():
                 stream = streams[rank, kind]
                 if pieces and stream.sent < stream.confirmed + WINDOW and size < PIECE_BYTES:
-                    batch[rank] = pieces[0]._replace(position=stream.sent).pack()
-                    size += len(batch[rank])
-            tasks = [self._others[rank].task for rank in batch]
-            sent = bool(tasks) and self._client.try_send(
-                TaskMessageBatch.from_columns(tasks, list(batch.values()))
-            )
+                    payload = pieces[0]._replace(position=stream.sent).pack()
+                    batch[rank] = TaskMessage(self._others[rank].task, payload)
+                    size += len(payload)
+            sent = bool(batch) and self._client.try_send(batch.values())
             for rank in batch if sent else ():
                 unsent[rank].popleft()
                 streams[rank, kind].sent += 1
         for (rank, stream_kind), stream in streams.items():
-            note = Message(self.formation.team, 0, self._rank, Kind.CONFIRM, stream_kind, stream.taken)
-            enough = stream.taken >= stream.reported + WINDOW // 2
-            if enough and (self._others[rank].left_at or self._send(rank, note)):
-                stream.reported = stream.taken
+            if stream.taken >= stream.reported + WINDOW // 2:
+                note = Message(self.formation.team, 0, self._rank, Kind.CONFIRM, stream_kind, stream.taken)
+                if self._others[rank].left_at or self._send(rank, note):
+                    stream.reported = stream.taken
 
     # --- receiving -------------------------------------------------------------------------------
 
