@@ -127,7 +127,7 @@ class TeamConnection:
             self._wait(waits)
 
     def _pieces(self, value: Data, kind: Kind) -> deque[Message]:
-        fields = self.formation.team, self._number, self._rank, kind, 0, len(value), self._call
+        fields = self.formation.team, self._number, self._rank, kind, 0, len(value), 0, self._call
         starts = range(0, max(1, len(value)), PIECE_BYTES)
         return deque(Message(*fields, memoryview(value)[each : each + PIECE_BYTES]) for each in starts)
 
@@ -140,16 +140,17 @@ class TeamConnection:
             for rank, pieces in unsent.items():
                 stream = streams[rank, kind]
                 if pieces and stream.sent < stream.confirmed + WINDOW and size < PIECE_BYTES:
-                    payload = pieces[0]._replace(position=stream.sent).pack()
+                    payload = pieces[0]._replace(position=stream.sent, taken=stream.taken).pack()
                     batch[rank] = TaskMessage(self._others[rank].task, payload)
                     size += len(payload)
             sent = bool(batch) and self._client.try_send(batch.values())
             for rank in batch if sent else ():
                 unsent[rank].popleft()
                 streams[rank, kind].sent += 1
+                streams[rank, kind].reported = streams[rank, kind].taken
         for (rank, stream_kind), stream in streams.items():
             if stream.taken >= stream.reported + WINDOW // 2:
-                note = Message(self.formation.team, 0, self._rank, Kind.CONFIRM, stream_kind, stream.taken)
+                note = Message(self.formation.team, 0, self._rank, stream_kind, -1, 0, stream.taken)
                 if self._others[rank].left_at or self._send(rank, note):
                     stream.reported = stream.taken
 
@@ -178,10 +179,7 @@ class TeamConnection:
         rank, kind, other = message.rank, message.kind, self._others[message.rank]
         for target, answer in self.formation.add(message):
             self._send(target, answer)  # if the buffer is full, the next JOIN replaces the answer
-        if kind == Kind.CONFIRM:
-            stream = self._matcher.streams[rank, message.position]
-            stream.confirmed = max(stream.confirmed, message.size)
-        elif kind in {Kind.LEAVE, Kind.ABORT}:
+        if kind in {Kind.LEAVE, Kind.ABORT}:
             other.left_at = previous_read
             if kind == Kind.ABORT and self._abort_error is None:
                 text = bytes(message.body).decode(errors="replace")
@@ -189,7 +187,7 @@ class TeamConnection:
                 error = errors.TeamChangedError if changed else errors.TeamAbortedError
                 self._abort_error = error(f"rank {rank} has left the team: {text}")
         elif kind > Kind.START and not self._closing:
-            other.last_call = message.call
+            other.last_call = message.call or other.last_call
             self._matcher.add(message)
         other.last_message_at = time.monotonic()
 

@@ -19,14 +19,14 @@ PIECE_BYTES = 512 * 1024
 """The maximum bytes of a value in one message."""
 WINDOW = 16
 """The maximum number of pieces of a stream that were sent, and that the other rank has not confirmed."""
-_HEADER = struct.Struct("<QIHBHQQ")
+_HEADER = struct.Struct("<QIHBqQQH")
 
-Kind = IntEnum("Kind", "JOIN PREPARE START CONFIRM LEAVE ABORT VALUE SENT")
+Kind = IntEnum("Kind", "JOIN PREPARE START LEAVE ABORT VALUE SENT")
 """The purpose of a message. VALUE, SENT: a piece of a value, in a call of all ranks or of send()."""
 
 
 class Message(NamedTuple):
-    """A piece of a value, or a note to another member. As bytes: 33 bytes, the call, and the body."""
+    """A piece of a value, or a note to another member. As bytes: 41 bytes, the call, and the body."""
 
     team: int
     number: int
@@ -35,9 +35,11 @@ class Message(NamedTuple):
     """The rank of the sender."""
     kind: int
     position: int = 0
-    """The number of earlier pieces of this stream; in CONFIRM, the kind of the stream."""
+    """The number of earlier pieces of this stream; -1: it confirms pieces, and is none itself."""
     size: int = 0
-    """The bytes of the whole value; in CONFIRM, the number of taken pieces."""
+    """The bytes of the whole value."""
+    taken: int = 0
+    """The number of pieces that its sender has taken from the stream in the other direction."""
     call: str = ""
     """The call with its number, dtype, shape and root, which must be equal on all ranks."""
     body: Any = b""
@@ -45,17 +47,16 @@ class Message(NamedTuple):
     def pack(self) -> bytes:
         """Return the message as bytes."""
         call = self.call.encode()
-        header = _HEADER.pack(*self[:4], len(call), self.position, self.size)
-        return b"".join((header, call, self.body))
+        return b"".join((_HEADER.pack(*self[:7], len(call)), call, self.body))
 
 
 def unpack(payload: bytes) -> Message | None:
     """Return the message in untrusted bytes, or None if they are not a message of a team."""
     try:
-        team, number, rank, kind, length, position, size = _HEADER.unpack_from(payload)
+        team, number, rank, kind, position, size, taken, length = _HEADER.unpack_from(payload)
         start = _HEADER.size + length
         call, body = payload[_HEADER.size : start].decode(), memoryview(payload)[start:]
-        return Message(team, number, rank, Kind(kind), position, size, call, body)
+        return Message(team, number, rank, Kind(kind), position, size, taken, call, body)
     except (struct.error, ValueError):
         return None
 
@@ -143,7 +144,7 @@ class PieceStream:
     """The number of sent pieces that the other rank has taken."""
     taken: int = 0
     reported: int = 0
-    """The number of taken pieces in the last confirmation."""
+    """The number of taken pieces that the other rank was last sent."""
     arrived: dict[int, Message] = field(default_factory=dict)
     """The pieces that no call has taken, by their position."""
     value: bytearray = field(default_factory=bytearray)
@@ -168,6 +169,7 @@ class CallMatcher:
     def add(self, message: Message) -> None:
         """Add a piece that has arrived. Raises TeamMismatchError, and TeamError beyond the window."""
         stream = self.streams[message.rank, message.kind]
+        stream.confirmed = max(stream.confirmed, message.taken)
         if message.position < stream.taken:
             return
         self._check(message, self._number)

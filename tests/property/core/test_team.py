@@ -118,7 +118,7 @@ def pieces_of(rank: int, values: dict[int, bytes], calls: dict[int, str]) -> lis
     found: list[Message] = []
     for number, value in values.items():
         for start in range(0, max(1, len(value)), PIECE):
-            about = 1, number, rank, Kind.VALUE, len(found), len(value), calls[number].format(number)
+            about = 1, number, rank, Kind.VALUE, len(found), len(value), 0, calls[number].format(number)
             found.append(Message(*about, value[start : start + PIECE]))
     return [each for each in (unpack(each.pack()) for each in found) if each is not None]
 

@@ -161,16 +161,16 @@ def test_malformed_values_are_an_error(data: bytes) -> None:
 
 
 def test_messages_are_their_bytes() -> None:
-    """A message has 33 bytes, its call and its body."""
-    value = Message(2**64 - 1, 7, 3, Kind.VALUE, 2**40, 600_000, "x" * 300, b"x" * 1000)
+    """A message has 41 bytes, its call and its body."""
+    value = Message(2**64 - 1, 7, 3, Kind.VALUE, 2**40, 600_000, 2**41, "x" * 300, b"x" * 1000)
     packed = value.pack()
-    assert len(packed) == 33 + 300 + 1000
+    assert len(packed) == 41 + 300 + 1000
     assert unpack(packed) == value
 
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"x" * 31, b"\xff" * 40, Message(1, 1, 1, Kind.VALUE, call="\xff").pack()[:34]],
+    [b"", b"x" * 40, b"\xff" * 50, Message(1, 1, 1, Kind.VALUE, call="\xff").pack()[:42]],
     ids=["empty", "short", "no kind", "no text"],
 )
 def test_other_payloads_are_not_messages(payload: bytes) -> None:
@@ -180,7 +180,7 @@ def test_other_payloads_are_not_messages(payload: bytes) -> None:
 
 def value(call: str, number: int, position: int = 0, kind: Kind = Kind.VALUE) -> Message:
     """Return an empty value of rank 1."""
-    return Message(1, number, 1, kind, position, 0, call)
+    return Message(1, number, 1, kind, position, call=call)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +237,17 @@ def test_memory_is_bounded() -> None:
         matching.add(value(f"send #{number}", number, number, Kind.SENT))
     with pytest.raises(TeamError, match="more than 16 pieces"):
         matching.add(value("send #16", WINDOW, WINDOW, Kind.SENT))
+
+
+def test_every_message_confirms_pieces() -> None:
+    """A piece has the number of taken pieces; so does a message without a piece, which is not stored."""
+    matching = CallMatcher()
+    stream = matching.streams[1, Kind.SENT]
+    matching.add(Message(1, 1, 1, Kind.SENT, taken=3))
+    matching.add(Message(1, 0, 1, Kind.SENT, -1, taken=7))
+    matching.add(Message(1, 2, 1, Kind.SENT, 1, taken=5))
+    assert stream.confirmed == 7
+    assert list(stream.arrived) == [0, 1]
 
 
 ID, OTHER, THIRD = (bytes([number] * 8) for number in range(3))
