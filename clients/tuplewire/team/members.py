@@ -73,7 +73,6 @@ class TeamConnection:
         """The start of the last read from the queue."""
         self._abort_error: errors.TeamError | None = None
         self._closing = False
-        self._ack_processed = client.get("ack_mode") == "processed"
         # The id of a task's consumer shows whether the member that formed the team still has the task.
         arguments = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
         self._client = Client(overflow="block", **arguments)
@@ -85,7 +84,7 @@ class TeamConnection:
             next_join = 0.0
             while not self.formation.started:
                 if rank and time.monotonic() >= next_join:
-                    self._send(0, self.formation.join_message())
+                    self._send(0, self.formation.build_notice(Kind.JOIN, own_id))
                     next_join = time.monotonic() + _JOIN_SECONDS
                 self._wait(self.formation.missing_ranks())
         except BaseException:
@@ -232,7 +231,7 @@ class TeamConnection:
 
     def _possibly_lost(self) -> float:
         """Return the number of messages that this rank's worker has possibly lost; math.inf: not known."""
-        if self._receiver.connections is None or self._ack_processed:
+        if self._receiver.connections is None or self._receiver.settings.ack_mode == "processed":
             return math.inf
         status = self._receiver.connections.status(self._receiver.address, self._receiver.tasks)
         try:

@@ -73,7 +73,8 @@ class TeamFormation:
     """The state of one member while a team forms: rank 0 collects the ids of all, and starts the team.
 
     JOIN has the random id of its sender, and the team that it is ready for. PREPARE has the ids of all
-    members. A member repeats JOIN, which replaces any lost message; copies and old messages have no effect.
+    members. A member sends JOIN every 0.5 s until the team has started, which replaces any lost message;
+    copies and old messages have no effect.
     """
 
     def __init__(self, rank: int, size: int, own_id: bytes) -> None:
@@ -96,10 +97,6 @@ class TeamFormation:
         """Return True for a message of another team, except JOIN, PREPARE and START."""
         return message.kind > Kind.START and message.team != self.team
 
-    def join_message(self) -> Message:
-        """Return the message that other ranks send to rank 0, every 0.5 s until the team has started."""
-        return self.build_notice(Kind.JOIN, self._own_id)
-
     def add(self, message: Message) -> list[tuple[int, Message]]:
         """Process a message of a member; return answers, with the ranks to send them to."""
         kind, body = message.kind, message.body
@@ -109,7 +106,7 @@ class TeamFormation:
             ids = [bytes(body[at : at + 8]) for at in range(0, len(body), 8)]
             if len(ids) == self._size and ids[self._rank] == self._own_id:
                 self.ids, self.team = ids, team_id(body)
-                return [(0, self.join_message())]
+                return [(0, self.build_notice(Kind.JOIN, self._own_id))]
         elif kind >= Kind.START and message.team == self.team:
             self.started = True
         return []
@@ -179,8 +176,7 @@ class CallMatcher:
 
     def _check(self, message: Message, number: int) -> None:
         """Compare a piece with this rank's call, if the piece's call has at most this number."""
-        is_comparable = message.kind == Kind.VALUE and message.number <= number
-        if is_comparable and message.call != self._call:
+        if message.kind == Kind.VALUE and message.number <= number and message.call != self._call:
             raise TeamMismatchError(f"{self._call}: rank {message.rank} has called {message.call}")
 
     def take(self, rank: int, kind: int) -> bytearray | None:

@@ -276,9 +276,8 @@ class Team(NotPicklable):
 
     def _check_rank(self, rank: int, *, other: bool = False) -> int:
         if not 0 <= rank < self.size or (other and rank == self.rank):
-            raise errors.MessageError(
-                f"rank {rank} is not {'another' if other else 'a'} rank from 0 to {self.size - 1}"
-            )
+            kind = "another" if other else "a"
+            raise errors.MessageError(f"rank {rank} is not {kind} rank from 0 to {self.size - 1}")
         return rank
 
     def _one_for_each(self, values: Sequence[Any] | None) -> dict[int, Any]:

@@ -39,7 +39,8 @@ class Network:
     def repeat(self, rank: int) -> None:
         """Let a member send again, as every 0.5 s."""
         if not self.members[rank].started:
-            self.send(rank, [(0, self.members[rank].join_message())] if rank else [])
+            join = self.members[rank].build_notice(Kind.JOIN, self.own_ids[rank])
+            self.send(rank, [(0, join)] if rank else [])
 
     def send(self, rank: int, messages: list[tuple[int, Message]]) -> None:
         """Put messages into the network."""

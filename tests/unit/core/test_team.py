@@ -258,7 +258,7 @@ def test_rank_0_waits_for_all() -> None:
     root, member = TeamFormation(0, 3, ID), TeamFormation(1, 3, OTHER)
     assert root.missing_ranks() == [1, 2]
     assert member.missing_ranks() == [0]
-    assert root.add(member.join_message()) == []
+    assert root.add(member.build_notice(Kind.JOIN, OTHER)) == []
     assert root.missing_ranks() == [2]
     prepares = dict(root.add(Message(0, 0, 2, Kind.JOIN, body=THIRD)))
     assert root.missing_ranks() == [1, 2]
@@ -271,9 +271,9 @@ def test_rank_0_waits_for_all() -> None:
 def test_a_member_that_restarts_must_be_ready_again() -> None:
     """The process before it cannot be ready for the new team, and PREPARE for that process has no effect."""
     root, old, new = TeamFormation(0, 2, ID), TeamFormation(1, 2, OTHER), TeamFormation(1, 2, THIRD)
-    ((_, first),) = root.add(old.join_message())
+    ((_, first),) = root.add(old.build_notice(Kind.JOIN, OTHER))
     ((_, stale),) = old.add(first)
-    assert root.add(new.join_message())
+    assert root.add(new.build_notice(Kind.JOIN, THIRD))
     assert [each.kind for _, each in root.add(stale)] == [Kind.PREPARE]
     assert not root.started
     assert new.add(first) == []
@@ -283,7 +283,7 @@ def test_a_member_that_restarts_must_be_ready_again() -> None:
 def test_a_message_of_a_call_starts_a_member() -> None:
     """A late PREPARE of an earlier team has no effect after a message of another member's call."""
     root, member = TeamFormation(0, 2, ID), TeamFormation(1, 2, OTHER)
-    ((_, prepare),) = root.add(member.join_message())
+    ((_, prepare),) = root.add(member.build_notice(Kind.JOIN, OTHER))
     member.add(prepare)
     team = member.team
     late = prepare._replace(body=THIRD + OTHER)
