@@ -172,7 +172,7 @@ class SendSession(PendingMessages):
         self._lost_entry_worker = lost_entry_worker
         for flow in self._flows.values():
             if entry_worker(flow.route) == lost_entry_worker:
-                flow.waiting = deque(each.as_redelivered() for each in flow.waiting)
+                flow.waiting = deque(each.with_group(each.group.as_redelivered()) for each in flow.waiting)
 
     def _apply_limits(self, welcome: Welcome) -> None:
         """Apply the receiver's limits: drop messages above its limit, and split groups for smaller frames."""
