@@ -168,7 +168,7 @@ class SendSession(PendingMessages):
             self.possibly_lost += self.count_at_receiver()
 
     def _mark_returning(self, lost_entry_worker: int) -> None:
-        """Mark messages that return to the worker whose lost process had accepted them from programs."""
+        """Mark messages that the previous process of the receiver had accepted from programs."""
         self._lost_entry_worker = lost_entry_worker
         for flow in self._flows.values():
             if entry_worker(flow.route) == lost_entry_worker:
