@@ -78,7 +78,7 @@ class Client(BaseClient):
         self, tasks: int | Iterable[int], *, timeout: float | None = None, follow: bool = True
     ) -> Subscription:
         """Subscribe to tasks. Iterate over the result to get batches; see tuplewire.Client.recv."""
-        return Subscription(*self._subscription_args(tasks, timeout, follow=follow))
+        return Subscription(*self._start_subscription(tasks, timeout, follow=follow))
 
     async def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then close; see tuplewire.Client.close for the default and the errors.

@@ -44,15 +44,15 @@ from tuplewire.values.task_ids import check_tasks
 if TYPE_CHECKING:
     from tuplewire.tracing.spans import Tracing
 
-_AFTER_ERROR_SECONDS = 10.0
+_MAX_CLOSE_AFTER_ERROR_SECONDS = 10.0
 """The maximum wait for acknowledgements when an error ends a `with` block."""
-_process_token = object()
+_process = object()
 """Identifies this process and is replaced after a fork. Calling os.getpid() for each message is slower."""
 
 
 def _after_fork_in_child() -> None:
-    global _process_token
-    _process_token = object()
+    global _process
+    _process = object()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -83,7 +83,7 @@ class BaseClient(NotPicklable):
             address: The worker's address, host:port or unix:///path. Default: TUPLEWIRE_ADDRESS.
             topology: The worker's topology. Default: TUPLEWIRE_TOPOLOGY, or `default`.
             worker_id: The expected worker; messages wait while another one answers. Default: any worker.
-            client_id: A name that is the same after a restart. Default: unique: load.py@host:4711-1f0c9a3b.
+            client_id: A name that is the same after a restart. Default: load.py@host:4711-1f0c9a3b, unique.
             incarnation: Must increase with each restart of a `client_id`. A client with a higher one replaces
                 older clients. In Spark, use the taskAttemptId. Default: the time.
             source: The sending task, if the client sends for a task.
@@ -106,7 +106,7 @@ class BaseClient(NotPicklable):
 
     def _reset(self) -> None:
         """Reset the state to a client that has not connected in this process."""
-        self._process_token = _process_token
+        self._process = _process
         self._untraced_buffer: SendBuffer | None = None
         """The sender's buffer if tracing is off. send() then does not need to check for it."""
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
@@ -133,7 +133,7 @@ class BaseClient(NotPicklable):
         common_args = self.address, self._identity(), self._settings, messaging_thread()
         return SendingEnd(*common_args, self._stream_opener(), self._worker_id)
 
-    def _subscription_args(
+    def _start_subscription(
         self, tasks: int | Iterable[int], timeout: float | None, *, follow: bool
     ) -> tuple[Receiver, float | None, Tracing | None]:
         """Start receiving messages of tasks; return the arguments of a subscription."""
@@ -141,7 +141,7 @@ class BaseClient(NotPicklable):
         return self._start_receiver(task_ids, None, follow=follow), timeout, self._get_tracing()
 
     def _start_receiver(self, tasks: Sequence[int], callbacks: Callbacks | None, *, follow: bool) -> Receiver:
-        if self._process_token is not _process_token:
+        if self._process is not _process:
             self._reset()
         thread = messaging_thread()
         common_args = self.address, self._identity(), tasks, self._settings, thread.loop
@@ -171,8 +171,9 @@ class BaseClient(NotPicklable):
     def _close_seconds_after(self, error: type[BaseException]) -> float:
         """Return the time in seconds that the end of a `with` block waits after an error."""
         # Do not wait for an unreachable worker a second time, after a flush has timed out.
-        waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.problem()
-        return 0.0 if waited else min(self._settings.flush_timeout_seconds, _AFTER_ERROR_SECONDS)
+        if issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.problem():
+            return 0.0
+        return min(self._settings.flush_timeout_seconds, _MAX_CLOSE_AFTER_ERROR_SECONDS)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
@@ -200,10 +201,10 @@ class BaseClient(NotPicklable):
         buffer = self._get_buffer()
         if self._tracing is not None and self._tracing.should_sample():
             groups = as_groups(messages, payload, self.source, key, headers)
-            sending = self._tracing.sending(groups, self.address, buffer.session.max_message_bytes)
-            accepted = buffer.offer(sending.groups)
+            span = self._tracing.sending(groups, self.address, buffer.session.max_message_bytes)
+            accepted = buffer.offer(span.groups)
             if accepted:  # a span that does not end is never exported
-                sending.end()
+                span.end()
             return accepted
         if key is None and not headers and buffer.try_send_one(messages, payload, self.source):
             return True
@@ -211,7 +212,7 @@ class BaseClient(NotPicklable):
 
     def _get_buffer(self) -> SendBuffer:
         """Return the buffer of the sender, which is started if necessary. Raise ClosedError after close()."""
-        if self._process_token is not _process_token:
+        if self._process is not _process:
             self._reset()
         if self._sender is None or self._closed:
             # Create the sender without the lock, because a logging handler may send with this client.
@@ -227,8 +228,8 @@ class BaseClient(NotPicklable):
         return self._sender.buffer
 
     def ledger(self) -> LedgerSnapshot:
-        """Return the balance of all sent messages. It is empty in a forked child that has sent none."""
-        if self._sender is None or self._process_token is not _process_token:
+        """Return the ledger of all sent messages. It is empty in a forked child that has sent none."""
+        if self._sender is None or self._process is not _process:
             return LedgerSnapshot()
         return self._sender.buffer.ledger()
 
@@ -238,7 +239,7 @@ class BaseClient(NotPicklable):
 
         Counted as acknowledged in the ledger. Increases after a reconnect; 0 with ack_mode="processed".
         """
-        if self._sender is None or self._process_token is not _process_token:
+        if self._sender is None or self._process is not _process:
             return 0
         return self._sender.buffer.session.possibly_lost
 
@@ -247,8 +248,9 @@ class Client(BaseClient, AnswerMethods):
     """Sends messages to a worker and receives messages from it. Thread-safe.
 
     Messages that `send` has accepted are delivered exactly once, in order per (source, task), regardless of
-    broken connections, while this process and the workers live. The client connects at its first call; in a
-    forked child, again, as a new sender. In functions that Spark runs use ClientHandle, which can be pickled.
+    broken connections, while this process and the workers live. The client connects at its first call. In a
+    forked child, the first call connects again, as a new sender. In functions that Spark runs use
+    ClientHandle, which can be pickled.
 
     Close the client, or use it in `with`. If it is garbage-collected or open at exit, it issues a
     ResourceWarning, waits briefly for acknowledgements, closes, and logs the unacknowledged messages.
@@ -285,8 +287,9 @@ class Client(BaseClient, AnswerMethods):
     ) -> None:
         """Send a batch, an iterable of TaskMessages, or a task id and a payload.
 
-        Returns once all messages are accepted; after an error, none is. Waits while the buffer is full; with
-        overflow="fail", never. With "drop_oldest", it first drops the oldest messages that were never sent.
+        Returns once all messages are accepted; after an error, none is. Waits while the buffer is full. With
+        overflow="fail", it raises BufferFullError at once. With "drop_oldest", it first drops the oldest
+        messages that were never sent.
 
         Args:
             messages: The messages, or the task id of one message.
@@ -299,14 +302,14 @@ class Client(BaseClient, AnswerMethods):
             MessageTooLargeError: A message exceeds max_message_bytes.
             MessageError: A payload or key is not bytes, or headers are not pairs of a str and bytes.
             ClosedError: The client is closed.
-            RefusedError: The worker has refused the session, for this reason.
+            RefusedError: The worker has refused the session; the text has the reason.
 
         Example:
             >>> client.send(42, b"one", key=b"a key")
             >>> client.send(TaskMessageBatch.from_columns([42, 43], [b"two", b"three"]))
         """
         buffer = self._untraced_buffer
-        if buffer is None or self._process_token is not _process_token:  # the first call, a fork, or tracing
+        if buffer is None or self._process is not _process:  # the first call, a fork, or tracing
             buffer = self._get_buffer()
             if self._tracing is not None and self._tracing.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
@@ -325,12 +328,12 @@ class Client(BaseClient, AnswerMethods):
         Raises:
             FlushTimeoutError: The timeout has passed. Messages stay pending and may still arrive.
             RefusedMessagesError: The worker has refused messages since the last flush.
-            RefusedError: The worker has refused the session, for this reason.
+            RefusedError: The worker has refused the session; the text has the reason.
 
         Example:
             >>> client.flush(timeout=10)
         """
-        if self._sender is not None and self._process_token is _process_token:
+        if self._sender is not None and self._process is _process:
             self._sender.buffer.flush(self._settings.flush_timeout(timeout))
 
     def recv(
@@ -355,7 +358,7 @@ class Client(BaseClient, AnswerMethods):
             >>> with client.recv([42, 43], timeout=10) as inbox:
             ...     print([message.payload for message in inbox.messages(count=3)])
         """
-        return Subscription(*self._subscription_args(tasks, timeout, follow=follow))
+        return Subscription(*self._start_subscription(tasks, timeout, follow=follow))
 
     def asker(self, reply_to: int) -> Asker:
         """Subscribe to a task that receives answers; return an object that sends requests.
@@ -391,7 +394,7 @@ class Client(BaseClient, AnswerMethods):
         Raises:
             FlushTimeoutError: The timeout has passed. The client is closed; the rest is dropped (`closed`).
         """
-        if self._process_token is not _process_token:
+        if self._process is not _process:
             self._reset()
         wait_seconds = self._settings.flush_timeout(timeout)
         with self._lock:

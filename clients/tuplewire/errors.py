@@ -8,13 +8,13 @@
     ├── MessageError            an invalid message, batch or column (also a ValueError)
     │   ├── InvalidTaskError        a task id outside its range
     │   ├── MessageTooLargeError    a message above the limit
-    │   ├── UnsupportedValueError   a value in a tuple that the serializer cannot write
+    │   ├── UnsupportedValueError   a value of a type that cannot be sent
     │   └── MalformedError          inconsistent bytes or columns
     │       └── MalformedTupleError     bytes that are not a tuple of the topology
     ├── ClosedError             a closed object, or one of another process
     ├── BufferFullError         the bound on pending messages is reached
     ├── WaitTimeoutError        the timeout of a wait has passed (also a TimeoutError)
-    │   ├── FlushTimeoutError       messages without acknowledgement; they are still pending
+    │   ├── FlushTimeoutError       messages without acknowledgement
     │   └── NoAnswerError           a request without an answer
     │       └── NoConsumerError         no program receives requests to the task
     ├── AnswerError             the error that was sent as the answer to a request
@@ -32,7 +32,7 @@
         ├── NotReadyError           DrainingError           UnauthenticatedError    PermissionDeniedError
         ├── SequenceGapError        CreditExceededError     PayloadTooLargeError    ResourceLimitError
         ├── SupersededError         TooManyHopsError        StaleEpochError         StagedDataLostError
-        └── EpochTooLargeError      UnknownRunError         RefusedMessagesError (several)
+        └── EpochTooLargeError      UnknownRunError         RefusedMessagesError (several messages)
 
 Users: all parts, and programs that handle errors. RefusedError and its subclasses correspond to the wire's
 ErrorCode. Owns the table of error codes. Thread-safe.
@@ -75,7 +75,7 @@ def to_tuplewire_error(error: BaseException) -> TuplewireError:
     """Convert the error that ended a thread to a TuplewireError."""
     if isinstance(error, TuplewireError):
         return error
-    wrapped = TuplewireError(f"a thread of Tuplewire ended by a defect: {error!r}; please report it")
+    wrapped = TuplewireError(f"a defect ended a thread of Tuplewire: {error!r}; please report it")
     wrapped.__cause__ = error
     return wrapped
 
@@ -110,7 +110,7 @@ class MessageTooLargeError(MessageError):
 
 
 class UnsupportedValueError(MessageError):
-    """The serializer does not support a value in a tuple; the error names its field."""
+    """A value in a tuple, or in a call of a team, has a type that cannot be sent."""
 
 
 class MalformedError(MessageError):
@@ -134,7 +134,10 @@ class WaitTimeoutError(TuplewireError, TimeoutError):
 
 
 class FlushTimeoutError(WaitTimeoutError):
-    """Some messages were not acknowledged in time; they stay pending and may still arrive."""
+    """Some messages were not acknowledged in time, and may still arrive.
+
+    After flush() they stay pending. close() has dropped them.
+    """
 
 
 class NoAnswerError(WaitTimeoutError):
@@ -313,7 +316,7 @@ class EpochTooLargeError(RefusedError, code="EPOCH_TOO_LARGE"):
 
 
 class UnknownRunError(RefusedError, code="UNKNOWN_RUN"):
-    """A run of a sink's query has not started at the worker. An earlier run may have published the epoch."""
+    """This run of a sink's query has not begun at the worker. An earlier run may have published the epoch."""
 
 
 class ResourceLimitError(RefusedError, code="RESOURCE_LIMIT"):

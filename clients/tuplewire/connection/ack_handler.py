@@ -85,7 +85,7 @@ class AckHandler:
         self.close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
 
     def take_watch_list(self) -> Collection[int]:
-        """Return the tasks whose releases the receiver should report."""
+        """Return the tasks to report releases of, and mark the list as sent."""
         with self._lock:
             self.watch_list_sent = True
             return tuple(self._watched_tasks)

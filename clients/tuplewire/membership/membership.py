@@ -98,7 +98,7 @@ class Membership:
             min_workers=min_workers,
             expire_seconds=expire_seconds,
         )
-        self._owner_of: Mapping[str, str] = {}
+        self._name_of: Mapping[str, str] = {}
         self._problem = ""
         """The reason why the last discovery of the workers failed; empty if it succeeded."""
         self._changed = threading.Condition()
@@ -190,9 +190,9 @@ class Membership:
         self._find_workers()
         registry = self._registry
         # Poll workers that are no longer listed, too: they still need each assignment to forward messages.
-        addresses = dict.fromkeys([*self._owner_of, *registry.addresses])
+        addresses = dict.fromkeys([*self._name_of, *registry.addresses])
         clients.close_except(addresses)
-        registry.apply_poll(time.monotonic(), self._owner_of, clients.call_all(addresses, self._fetch_report))
+        registry.apply_poll(time.monotonic(), self._name_of, clients.call_all(addresses, self._fetch_report))
         registry.decide()
         assignment = registry.current
         if assignment is not None:
@@ -216,7 +216,7 @@ class Membership:
     def _find_workers(self) -> None:
         """Request the workers' addresses; keep the previous ones if that fails."""
         try:
-            self._owner_of = _checked_addresses(self._workers() if callable(self._workers) else self._workers)
+            self._name_of = _checked_addresses(self._workers() if callable(self._workers) else self._workers)
             self._problem = ""
         except (TuplewireError, OSError) as error:
             if not self._problem:

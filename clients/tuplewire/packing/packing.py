@@ -29,7 +29,7 @@ MAX_BYTES = 2**32 - 1
 
 KEY_TYPES = (str, bytes, int, float, bool, type(None))
 """The types of a dict's keys. With other types, a hostile sender could cause hash collisions."""
-MAX_NUMBER_KEYS = 4096
+MAX_NUMERIC_KEYS = 4096
 """Limit for the numbers among a dict's keys, which can collide too: 80,000 of them would take 9 s to read."""
 _NUMBERS = frozenset([int, float])
 
@@ -115,8 +115,8 @@ def _write_dict(value: dict[Any, Any], out: _Out, depth: int) -> None:
     _check_depth(depth + 1)
     size = len(value)
     out.append(_BYTE[0x80 | size] if size < 16 else _header(size, 0, 0xDE))
-    if size > MAX_NUMBER_KEYS and sum(type(key) in _NUMBERS for key in value) > MAX_NUMBER_KEYS:
-        raise TypeError(f"a dict has more than {MAX_NUMBER_KEYS} keys that are numbers; use a list of pairs")
+    if size > MAX_NUMERIC_KEYS and sum(type(key) in _NUMBERS for key in value) > MAX_NUMERIC_KEYS:
+        raise TypeError(f"a dict has more than {MAX_NUMERIC_KEYS} keys that are numbers; use a list of pairs")
     for key, item in value.items():
         kind = type(key)
         if kind not in KEY_TYPES or (kind is int and not -(2**63) <= key < 2**64):
@@ -260,10 +260,10 @@ def _read_dict(data: bytes, at: int, size: int, depth: int) -> tuple[dict[Any, A
         if data[at] not in _KEY_TAGS:
             raise ValueError(f"the tag 0x{data[at]:02x} in place of a dict's key")
         key, at = read_value(data, at, depth)
-        if size > MAX_NUMBER_KEYS and type(key) in _NUMBERS:
+        if size > MAX_NUMERIC_KEYS and type(key) in _NUMBERS:
             numbers += 1
-            if numbers > MAX_NUMBER_KEYS:
-                raise ValueError(f"a dict with more than {MAX_NUMBER_KEYS} keys that are numbers")
+            if numbers > MAX_NUMERIC_KEYS:
+                raise ValueError(f"a dict with more than {MAX_NUMERIC_KEYS} keys that are numbers")
         items[key], at = read_value(data, at, depth)
     if len(items) != size:  # keys such as 1 and True are equal, too
         raise ValueError("a dict with one key twice")

@@ -326,8 +326,8 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             (task, "" if source == _NO_SOURCE else source, payload)
             for task, source, payload in islice(zip(tasks, sources, payloads, strict=True), _MAX_SHOWN)
         ]
-        more = f"the first {len(rows)} of " if len(rows) < len(self) else ""
-        title = f"{more}{counted(len(self), 'message')}, {counted(self.nbytes, 'byte')}"
+        prefix = f"the first {len(rows)} of " if len(rows) < len(self) else ""
+        title = f"{prefix}{counted(len(self), 'message')}, {counted(self.nbytes, 'byte')}"
         return html_table(title, ("task", "source", "message"), rows)
 
 

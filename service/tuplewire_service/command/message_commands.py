@@ -296,7 +296,7 @@ def _receive_dead_letters(arguments: argparse.Namespace) -> Iterator[_DeadLetter
     with client_of(
         arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="continue"
     ) as client:
-        receiver, *_ = client._subscription_args([task], None, follow=True)
+        receiver, *_ = client._start_subscription([task], None, follow=True)
         arrived: list[ArrivedBatch] = []
         remaining, deadline = there.queued_messages, time.monotonic() + arguments.timeout
         while remaining > 0 and (batch := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:

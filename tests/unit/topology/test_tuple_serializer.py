@@ -271,14 +271,14 @@ def test_malformed_value(value: bytes, problem: str) -> None:
 @pytest.mark.parametrize("kind", [int, float])
 def test_keys_that_are_numbers_are_bounded(kind: type[int | float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Number keys are limited, because a sender can choose colliding ones; string keys are not."""
-    monkeypatch.setattr(packing, "MAX_NUMBER_KEYS", 3)
+    monkeypatch.setattr(packing, "MAX_NUMERIC_KEYS", 3)
     allowed = {kind(number): None for number in range(3)} | dict.fromkeys("abcd")
     assert SERIALIZER.deserialize(SERIALIZER.serialize(Tuple([allowed], ONE)))["value"] == allowed
     with pytest.raises(UnsupportedValueError, match="more than 3 keys that are numbers; use a list of pairs"):
         packed(allowed | {kind(9): None})
-    monkeypatch.setattr(packing, "MAX_NUMBER_KEYS", 4)
+    monkeypatch.setattr(packing, "MAX_NUMERIC_KEYS", 4)
     foreign = SERIALIZER.serialize(Tuple([allowed | {kind(9): None}], ONE))
-    monkeypatch.setattr(packing, "MAX_NUMBER_KEYS", 3)
+    monkeypatch.setattr(packing, "MAX_NUMERIC_KEYS", 3)
     with pytest.raises(MalformedTupleError, match="more than 3 keys that are numbers"):
         SERIALIZER.deserialize(foreign)
 
