@@ -207,10 +207,6 @@ chaos: $(VENV)/.dev ## Try random faults on real processes; SEED=7 MINUTES=2 TRA
 chaos-transport: $(VENV)/.dev ## Try the same on a transport alone; TRANSPORT=local, grpc or zmq, SEED=7 MINUTES=2
 	$(CAMPAIGN) transport $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
-.PHONY: mutate
-mutate: $(VENV)/.dev ## Change one thing in FILES at a time and list what TESTS do not notice; COUNT=20 SEED=1
-	$(BIN)/python tests/mutate.py $(FILES) $(if $(TESTS),--tests $(TESTS)) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
-
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## Attack a worker with hostile input; SEED=n MINUTES=m (default 3)
 	$(CAMPAIGN) fuzz $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
