@@ -20,6 +20,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def encodable(text: str) -> str:
+    r"""Return a string with lone surrogates escaped, such as \udcff, because UTF-8 cannot encode them."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def escape_unprintable(text: str, keep: str = "") -> str:
     r"""Return a string with unprintable characters escaped, such as \x1b, except `keep`."""
     if text.isprintable():

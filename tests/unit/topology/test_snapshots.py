@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from tuplewire.packing.packing import pack_values, read_value
 from tuplewire_topology.authoring.user_metrics import MetricSnapshot
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.receive_queue import QueueStatistics
@@ -22,9 +23,9 @@ def test_reports_and_statistics_travel() -> None:
     """Reports and snapshots survive a round trip, with and without a failure."""
     for report in (
         ProcessReport(is_idle=True, sent=1, received=2),
-        ProcessReport(is_idle=False, sent=1, received=2, failure=Failure("why", "where")),
+        ProcessReport(is_idle=False, sent=1, received=2, failure=Failure.of(OSError("no file \udcff"))),
     ):
-        assert from_lists(ProcessReport, to_lists(report)) == report
+        assert from_lists(ProcessReport, read_value(pack_values([to_lists(report)]), 0)[0][0]) == report
     counts = Counts(
         emitted_by=Counter({"default": 1}),
         transferred_by=Counter({"default": 2, "other": 3}),

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple, Self
 
 from tuplewire.errors import TuplewireError
+from tuplewire.text.formatting import encodable
 from tuplewire_topology.authoring.tuples import StreamId, Tuple, TupleSource
 from tuplewire_topology.authoring.user_metrics import MetricSnapshot
 from tuplewire_topology.running.receive_queue import QueueStatistics
@@ -262,8 +263,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Return an error as text, with its causes."""
-        return cls(str(error), "".join(traceback.format_exception(error)))
+        """Return an error as text that can be encoded, with its causes."""
+        return cls(encodable(str(error)), encodable("".join(traceback.format_exception(error))))
 
 
 class ProcessFailedError(TuplewireError):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tuplewire.errors import ConfigError, MessageError, TopologyError, TuplewireError
 from tuplewire.spark.features import arrow_schema, parse_schema
 from tuplewire.text.events import LogRateLimiter, event_logger
+from tuplewire.text.formatting import encodable
 from tuplewire_topology.authoring.collector import EmittedTuples, SpoutOutputCollector
 from tuplewire_topology.authoring.component import DeadLetter, Spout, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import ComponentKind, Topology
@@ -70,9 +71,9 @@ def as_tuples(letter: DeadLetter) -> EmittedTuples:
         message.source_task,
         message.source_stream,
         letter.tries,
-        _printable(letter.reason[:_MAX_REASON_CHARACTERS]),
+        encodable(letter.reason[:_MAX_REASON_CHARACTERS]),
         datetime.now(UTC),
-        _printable(_as_json(message)),
+        encodable(_as_json(message)),  # a JSON parser restores the characters
     )
     return EmittedTuples(_REJECTED, None, [Tuple(values, _REJECTED)])
 
@@ -83,11 +84,6 @@ def _as_json(message: Tuple) -> str:
         return json.dumps(message.as_dict(), default=str, ensure_ascii=False)
     except Exception:  # noqa: BLE001 - the user's objects may raise anything
         return json.dumps({name: f"<{type(each).__name__}>" for name, each in message.as_dict().items()})
-
-
-def _printable(text: str) -> str:
-    """Escape lone surrogates, which UTF-8 cannot encode. A JSON parser restores them."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 ROWS_KEY = "tuplewire.spark.rows"
