@@ -127,6 +127,7 @@ WRONG: list[tuple[Change, str]] = [
     (lambda b: b.set_bolt("x", Sink()).all_grouping("lines", "to"), "but the stream is direct"),
     (lambda b: b.set_bolt("split", Sink()), "the id 'split' is taken"),
     (lambda b: b.set_bolt("", Sink()), "a component's id is text of at least one character, not ''"),
+    (lambda b: b.set_bolt("\udcff", Sink()), "a component's id is text that UTF-8 can encode"),
     (lambda b: b.set_bolt("__acker", Sink()), "the name '__acker' is reserved"),
     (lambda b: b.set_bolt("x", Sink(), 0), "bolt 'x' has the parallelism 0"),
     (lambda b: b.set_bolt("x", Sink(), True), "bolt 'x' has the parallelism True"),

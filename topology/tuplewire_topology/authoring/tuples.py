@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tuplewire.errors import TopologyError
+from tuplewire.text.formatting import encodable
 
 DEFAULT_STREAM = "default"
 """The stream of emits and subscriptions without a stream name."""
@@ -56,9 +57,11 @@ class Stream:
 
 
 def check_name(name: object, subject: str) -> None:
-    """Raise TopologyError if a name is not a string, or is empty."""
+    """Raise TopologyError if a name is not a string, or is empty, or cannot be encoded as UTF-8."""
     if not isinstance(name, str) or not name:
         raise TopologyError(f"{subject} is text of at least one character, not {name!r}")
+    if encodable(name) != name:
+        raise TopologyError(f"{subject} is text that UTF-8 can encode, not {name!r}")
 
 
 Roots: TypeAlias = tuple[tuple[int, Any], ...]
