@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from operator import index as to_int
 from typing import TYPE_CHECKING, NoReturn, Self, SupportsIndex
 
 from tuplewire.connection.loop import messaging_thread
@@ -81,7 +82,10 @@ class BaseSubscription(NotPicklable):
         """Acknowledge all batches so far, or only the first `count` messages of the last batch.
 
         The next batch has the remaining messages. After close(), the next subscriber gets them.
+        Raises MessageError if `count` is not a whole number.
         """
+        if count is not None and not hasattr(count, "__index__"):
+            raise MessageError(f"the number of messages to acknowledge is an int, not {count!r:.100}")
         self._end_processing()
         arrived, self._current_batch, self._finished_count = self._current_batch, None, None
         rejected, self._rejected, self._tasks_to_skip = self._rejected, {}, set()
@@ -109,18 +113,20 @@ class BaseSubscription(NotPicklable):
             reason: The reason, for operators. The worker stores 1,000 characters.
 
         Raises:
-            MessageError: There is no such unacknowledged message, or `delay` is out of range.
+            MessageError: There is no such unacknowledged message, or `delay` or `reason` is invalid.
         """
         position = self._finished_count if index is None else index
         groups = [] if self._current_batch is None else self._current_batch.groups
         count = sum(map(len, groups))
-        if position is None or not 0 <= position < count:
+        if not isinstance(position, SupportsIndex) or not 0 <= position < count:
             raise MessageError(
                 f"there is no message {position} to reject, of {count}: name one of the last batch by index"
             )
         if not 0 <= delay <= MAX_DELAY_SECONDS:
             raise MessageError(f"delay must be from 0 to {MAX_DELAY_SECONDS} seconds, not {delay}")
-        wait = self._receiver.blocks_on_reject
+        if not isinstance(reason, str):
+            raise MessageError(f"the reason of a rejection is a str, not {reason!r:.100}; pass str() of it")
+        position, wait = to_int(position), self._receiver.blocks_on_reject
         self._rejected[position] = RejectedMessage(position, delay, reason, wait)
         if wait:  # later messages of the task are redelivered behind this one: messages() skips them
             ends = list(accumulate(map(len, groups)))

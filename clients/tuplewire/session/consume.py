@@ -15,6 +15,7 @@ from itertools import islice
 from operator import attrgetter
 
 from tuplewire.errors import MalformedError
+from tuplewire.text.formatting import encodable
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import RejectedTask, Rejection, TaskCursor
 
@@ -122,7 +123,7 @@ class _Position:
             number=self.last_rejection,
             sequence=sequence,
             after_millis=round(rejected.delay_seconds * 1000),
-            reason=rejected.reason[:MAX_REASON_CHARS],
+            reason=encodable(rejected.reason)[:MAX_REASON_CHARS],
             wait=rejected.blocks_task,
         )
         self.rejections.append(rejection)

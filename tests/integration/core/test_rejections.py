@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 from helpers.topology import (
@@ -117,6 +118,13 @@ def test_what_is_no_message_cannot_be_rejected(letter_pair: Pair) -> None:
             subscription.reject(1)
         with pytest.raises(MessageError, match="delay must be from 0"):
             subscription.reject(0, delay=-1)
+        wrong: Any = 0.0
+        reject, acknowledge = subscription.reject, subscription.acknowledge
+        for call in (partial(reject, wrong), partial(reject, 0, reason=wrong), partial(acknowledge, wrong)):
+            with pytest.raises(MessageError, match=r"0\.0"):
+                call()
+        subscription.reject(0, reason="no \udcff")
+        assert next(subscription).payloads == [b"a"]
 
 
 @pytest.mark.parametrize("order", RejectOrder)

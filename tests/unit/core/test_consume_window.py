@@ -118,9 +118,10 @@ def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
     window = opened(1)
     groups = [TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(1, [b"c", b"d"])]
     arrived = window.receive([Delivery(1, groups[0]), Delivery(3, groups[1])])
-    window.acknowledge(arrived, [RejectedMessage(index, 0.0, "", blocks_task=True)])
+    window.acknowledge(arrived, [RejectedMessage(index, 0.0, "no \udcff", blocks_task=True)])
     found = cursor(window)
     assert (found.acknowledged_sequence, found.rejections[-1].sequence) == (index, index + 1)
+    assert found.rejections[-1].reason == r"no \udcff"  # as UTF-8 cannot encode the character
 
 
 def test_a_task_is_added_between_two_streams() -> None:
