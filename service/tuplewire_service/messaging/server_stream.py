@@ -32,6 +32,7 @@ from tuplewire.errors import (
 )
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.text.events import LogRateLimiter, event_logger
+from tuplewire.text.formatting import encodable
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -200,7 +201,7 @@ def code_of(error: TuplewireError) -> str:
 
 def ended_to_wire(error: TuplewireError) -> pb.Ended:
     """Return the message that reports an error before the status does."""
-    ended = pb.Ended(code=f"ERROR_CODE_{code_of(error)}", detail=str(error)[:MAX_DETAIL_LENGTH])
+    ended = pb.Ended(code=f"ERROR_CODE_{code_of(error)}", detail=encodable(str(error))[:MAX_DETAIL_LENGTH])
     if isinstance(error, RefusedError):
         ended.owner_address, ended.owner_id = error.owner, error.worker_id
     return ended

@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = HttpResponse(f"not found: {path}; available pages: {known}\n", HTTPStatus.NOT_FOUND)
         else:
             answer = page(self.headers)
-        data = answer.body.encode() if isinstance(answer.body, str) else answer.body
+        data = answer.body.encode(errors="backslashreplace") if isinstance(answer.body, str) else answer.body
         self.send_response(answer.status)
         for name, value in (
             *answer.headers,

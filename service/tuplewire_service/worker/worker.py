@@ -20,6 +20,7 @@ from tuplewire.connection.loop import report_errors, run_in_thread
 from tuplewire.errors import DrainingError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
+from tuplewire.text.formatting import encodable
 from tuplewire.tracing import get_tracing
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import Departure
@@ -390,7 +391,7 @@ class Worker:
             redelivered_messages=router.queues.redelivered_messages,
             local_task_count=len(router.queues),
             moving_task_count=router.move_count,
-            not_ready_reason=self.not_ready_reason,
+            not_ready_reason=encodable(self.not_ready_reason),
             assignment_refused=bool(self.get_assignment_problem()),
         )
         self.servers.add_to(status)

@@ -175,7 +175,7 @@ def test_health_watch_of_an_unknown_service(shared: Running) -> None:
 
 def test_assignment_file_is_followed(tmp_path: Path) -> None:
     """While the assignment file is invalid, the worker keeps its assignment and reports the problem."""
-    file = tmp_path / "assignment.json"
+    file = tmp_path / "assignment \udcff.json"
     with running(tmp_path, f"--assignment-file={file}") as worker, ControlClient(worker.address) as client:
         assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0,)),))
         file.write_text(as_json(assignment))

@@ -24,6 +24,7 @@ from tuplewire.errors import (
     refusal_error,
 )
 from tuplewire.wire import messaging_pb2
+from tuplewire_service.messaging.server_stream import ended_to_wire
 from tuplewire_topology import Stream, Tuple
 from tuplewire_topology.authoring.component import TaskError
 from tuplewire_topology.authoring.tuples import TupleSource
@@ -43,9 +44,9 @@ def test_every_code_has_a_class() -> None:
     codes = [kind.__dict__["code"] for kind in CLASSES if "code" in kind.__dict__]
     assert sorted(codes) == CODES
     for code in [*CODES, "SOMETHING_NEW"]:
-        error = refusal_error(code, "because")
+        error = refusal_error(code, "because \udcff")
         assert isinstance(error, RefusedError)
-        assert str(error) == "because"
+        assert ended_to_wire(error).detail == r"because \udcff"  # as UTF-8 cannot encode the character
         if code in {"SOMETHING_NEW", "UNSPECIFIED"}:
             assert type(error) is RefusedError
         else:

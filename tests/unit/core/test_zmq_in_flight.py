@@ -106,7 +106,7 @@ def test_what_is_no_frame_is_refused(parts: list[bytes]) -> None:
 
 def test_a_refusal_has_its_own_error() -> None:
     """Code and reason reach the peer; invalid bytes decode to UNSPECIFIED."""
-    error = decode_refusal(encode_refusal("DRAINING", "later"))
+    error = decode_refusal(encode_refusal("DRAINING", "later \udcff"))
     assert isinstance(error, DrainingError)
-    assert str(error) == "later"
+    assert str(error) == r"later \udcff"
     assert decode_refusal(b"\xff\xfe").code == "UNSPECIFIED"

@@ -118,7 +118,7 @@ def decode(parts: Sequence[bytes]) -> Frame:
 
 def encode_refusal(code: str, detail: str) -> bytes:
     """Return the body of a REFUSED frame."""
-    return f"{code}\0{detail}".encode()
+    return f"{code}\0{detail}".encode(errors="backslashreplace")
 
 
 def decode_refusal(body: bytes) -> RefusedError:
