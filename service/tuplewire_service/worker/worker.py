@@ -178,7 +178,7 @@ class Worker:
         servers = self.servers
         own = [*own_endpoints(servers.addresses, self._advertise), *own_endpoints(servers.peer_addresses)]
         reason = find_id_mismatch(self.assignment, self.settings.worker_id, own)
-        if reason and reason != self.router.table.id_mismatch:
+        if reason and reason != self.router.table.id_mismatch and self.state is not WorkerState.DRAINING:
             logger.error("worker.id_mismatch", extra={"reason": reason})
         self.router.table.id_mismatch = reason
 

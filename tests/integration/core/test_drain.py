@@ -359,6 +359,16 @@ def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
         eventually(lambda: ledger(a).pending == 0)
 
 
+def test_a_draining_worker_may_leave_the_assignment(tmp_path: Path) -> None:
+    """The next assignment may leave a draining worker out. Its messages move, and it logs no mismatch."""
+    with draining_pair(tmp_path) as (a, b), client_of(b.address) as sender:
+        deliver(sender, numbered(2, [1]))
+        begin_drain(b)
+        assign((a, b), 2, {a: [1, 2]})
+        eventually(lambda: queued(a, 2) == 1, 20)
+        assert "id_mismatch" not in (tmp_path / "b-0" / "worker-0.log").read_text()
+
+
 def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Path) -> None:
     """A draining worker accepts its own messages back, even from a worker that it would otherwise refuse."""
     with ExitStack() as stack:
