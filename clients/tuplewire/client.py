@@ -32,7 +32,7 @@ from tuplewire.identity.client_ids import new_client_id
 from tuplewire.identity.credentials import Credentials
 from tuplewire.request_reply import AnswerMethods, Asker
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
-from tuplewire.settings.addresses import resolve_address, resolve_topology
+from tuplewire.settings.addresses import check_text, resolve_address, resolve_topology
 from tuplewire.settings.config import SessionKeywords, SessionSettings, check_timeout, expand_settings
 from tuplewire.subscription import NotPicklable, Subscription
 from tuplewire.text.formatting import counted
@@ -96,6 +96,8 @@ class BaseClient(NotPicklable):
         check_variables()
         self.address = resolve_address(address)
         self.topology = resolve_topology(topology)
+        check_text(f"client_id {client_id!r}", client_id or "")
+        check_text(f"worker_id {worker_id!r}", worker_id)
         self.source = source
         self._worker_id = worker_id
         self._client_id = client_id

@@ -68,7 +68,7 @@ def resolve_address(address: str | None) -> str:
         raise ConfigError(
             f"no worker address: pass one (host:port or unix:///path), or set {ADDRESS_VARIABLE}"
         )
-    _check_text(f"address {address!r}", address)
+    check_text(f"address {address!r}", address)
     if address.startswith("unix:"):
         if not address.startswith("unix:///"):
             raise ConfigError(f"address {address!r}: a Unix socket is written unix:///absolute/path")
@@ -96,12 +96,14 @@ def resolve_addresses(addresses: str | None) -> str:
 def resolve_topology(topology: str | None) -> str:
     """Return the topology, or TUPLEWIRE_TOPOLOGY, or `default`. Raises ConfigError for invalid Unicode."""
     topology = topology or os.environ.get(TOPOLOGY_VARIABLE) or "default"
-    _check_text(f"topology {topology!r}", topology)
+    check_text(f"topology {topology!r}", topology)
     return topology
 
 
-def _check_text(label: str, text: str) -> None:
-    """Raise ConfigError for text that Python decoded with a different encoding than the shell's."""
+def check_text(label: str, text: str) -> None:
+    """Raise ConfigError if it is no text, or if Python decoded it with another encoding than the shell's."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{label} is not a str")
     try:
         text.encode()
     except UnicodeEncodeError as error:

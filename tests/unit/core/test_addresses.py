@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from tuplewire import Client
 from tuplewire.errors import ConfigError
 from tuplewire.membership import Membership
 from tuplewire.settings.addresses import (
@@ -62,6 +65,14 @@ def test_nobody_is_reached_there(address: str) -> None:
 def test_loopback(host: str, *, loopback: bool) -> None:
     """Wildcard addresses, and names that may resolve to other machines, are not loopback addresses."""
     assert is_loopback(host) is loopback
+
+
+@pytest.mark.parametrize(("wrong", "told"), [("\udcff", "is not valid Unicode"), (5, "5 is not a str")])
+@pytest.mark.parametrize("name", ["client_id", "worker_id", "topology"])
+def test_names_that_cannot_be_sent(name: str, wrong: Any, told: str) -> None:
+    """A client refuses a name that is no text, or that UTF-8 cannot encode."""
+    with pytest.raises(ConfigError, match=f"{name} .*{told}"):
+        Client("127.0.0.1:1", **{name: wrong})
 
 
 def test_several_addresses_are_read_one_by_one() -> None:
