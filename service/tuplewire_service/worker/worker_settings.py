@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuplewire.errors import ConfigError
+from tuplewire.settings.addresses import check_text
 from tuplewire.settings.config import MIB, AckMode, Overflow, SessionSettings
 from tuplewire.settings.settings import (
     REQUIRED,
@@ -72,6 +73,8 @@ class WorkerSettings(Settings):
     session: SessionSettings = nested(SessionSettings)
 
     def _check(self) -> None:
+        for name in ("worker_id", "topology"):
+            check_text(f"{name} {getattr(self, name)!r}", getattr(self, name))
         if self.receive_queue_bytes < self.session.max_message_bytes:
             raise ConfigError(
                 f"receive_queue_bytes ({self.receive_queue_bytes}) must be at least max_message_bytes "

@@ -80,7 +80,8 @@ def test_ones_own_words() -> None:
     assert "127.0.0.1:1" in topology
     assert "zo" in printed("C", "worker", "--config", NAME, code=64)
     assert r"\x1b]" in printed("C", "recv", "1", f"--{NAME}", code=64)
-    assert r'worker_id = "a\U0000' in printed("C", "worker", "--worker-id=a\x9b", "--print-config")
+    assert r'address_file = "a\U0000' in printed("C", "worker", "--address-file=a\x9b", "--print-config")
+    assert "set LC_ALL" in printed("C", "worker", "--worker-id=a\x9b", "--print-config", code=64)
 
 
 def test_messages_are_bytes(address: str) -> None:

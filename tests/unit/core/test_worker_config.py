@@ -266,6 +266,8 @@ NO_TLS = "the transport zmq between workers does not support TLS"
     ("settings", "complaint"),
     [
         ({"receive_queue_bytes": 1024, "max_message_bytes": 4096}, r"\(1024\) must be at least max_message"),
+        ({"worker_id": "\udcff"}, "worker_id .* set LC_ALL"),
+        ({"topology": "\udcff"}, "topology .* set LC_ALL"),
         ({"listen_peers": "127.0.0.1:6800"}, "listen_peers has no effect with the transport grpc"),
         ({"tls_certificate": "tls.crt", "tls_ca": "ca.crt"}, "belong together"),
         ({"tls_ca": "ca.crt"}, "tls_ca alone"),
