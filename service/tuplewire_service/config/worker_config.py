@@ -206,8 +206,9 @@ class WorkerConfig(WorkerSettings):
                 "tasks are for a worker that is alone, and assignment_file for several: give one of them"
             )
         session_names = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
-        session = replace(self.session, **{name: getattr(self, name) for name in session_names})
-        object.__setattr__(self, "session", session)
+        values = {name: getattr(self, name) for name in session_names}
+        pending_bytes = max(self.session.max_pending_bytes, self.max_message_bytes)  # it has no flag
+        object.__setattr__(self, "session", replace(self.session, max_pending_bytes=pending_bytes, **values))
         self._check_security()
         WorkerSettings._check(self)
 

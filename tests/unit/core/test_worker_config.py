@@ -283,6 +283,12 @@ def test_settings_that_do_not_fit_together(settings: dict[str, Any], complaint: 
         WorkerConfig(**settings)
 
 
+def test_messages_may_be_larger_than_the_default_of_a_session() -> None:
+    """A worker has no setting for max_pending_bytes, which follows max_message_bytes."""
+    config = WorkerConfig(max_message_bytes=1 << 30, receive_queue_bytes=1 << 30)
+    assert config.session.max_pending_bytes == 1 << 30
+
+
 def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
     """The settings and rules in the guide are valid without changes."""
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "secure.md").read_text(encoding="utf-8")
