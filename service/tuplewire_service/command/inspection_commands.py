@@ -60,7 +60,8 @@ def add_inspection_commands(commands: Any) -> None:
     parser.add_argument("--once", action="store_true", help="print once, after two samples, and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
     parser.add_argument("--web", action="store_true", help="serve a page for a browser on this machine")
-    parser.add_argument("--port", type=int, default=9465, help="port of the page (default: 9465; 0: any)")
+    port = kind_arg(integer(0, 65535)) | {"metavar": "PORT"}
+    parser.add_argument("--port", **port, default=9465, help="port of the page (default: 9465; 0: any)")
     parser.add_argument("--filter", metavar="TEXT", default="", help="show only rows that contain this text")
 
     about = "show copies of messages that pass through a worker"

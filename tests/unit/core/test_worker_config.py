@@ -222,6 +222,7 @@ def test_every_command_has_an_example() -> None:
         (["status", "--timeout", "-5"], "argument --timeout"),
         (["top", "--interval", "nan"], "argument --interval"),
         (["tap", "--rate", "5000"], "argument --rate: must be a whole number from 1 to 1000, not '5000'"),
+        (["top", "--web", "--port", "99999"], "argument --port: must be a whole number from 0 to 65535"),
         (["log-level", "debug", "--for", "1e6"], "argument --for: must be more than 0, at most 86400"),
         (["dead-letters", "drop", "abc", "--all"], "say which to drop: IDs as `list` prints them, or --task"),
         (["assign", "/no/such/file"], "cannot read the assignment /no/such/file"),
