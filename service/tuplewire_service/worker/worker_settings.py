@@ -37,7 +37,7 @@ class WorkerSettings(Settings):
     receive_queue_messages: int = setting(
         integer(),
         131_072,
-        "maximum number of messages in one task's receive queue, and held for one remote task",
+        "maximum messages in a task's receive queue, or held for a remote task; 64 or more per sender",
         storm="topology.executor.receive.buffer.size",
     )
     receive_queue_bytes: int = setting(
