@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient, ControlClients
-from tuplewire.errors import ClosedError, DrainingError, TuplewireError, UnreachableError
+from tuplewire.errors import ClosedError, ConfigError, DrainingError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.processes.child import Child, Command, LaunchError, make_private_directory
 from tuplewire.settings.config import SessionKeywords, expand_settings
@@ -32,6 +33,7 @@ _POLL_SECONDS = 0.02
 _MAX_SOCKET_PATH_BYTES = 100
 """The maximum path length; the kernel accepts 107 bytes for the path of a Unix socket."""
 _NO_CREDENTIALS = Credentials()
+_NOT_RUNNING = "the workers do not run: use a with statement, or call start()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class WorkerProcesses:
     def log_path(self, index: int) -> Path:
         """Return the file with a worker's output. Raises LaunchError before the start."""
         if self.directory is None:
-            raise LaunchError("the workers do not run: use a with statement, or call start()")
+            raise LaunchError(_NOT_RUNNING)
         return self.directory / f"worker-{index}.log"
 
     def assign(
@@ -156,23 +158,26 @@ class WorkerProcesses:
         A worker without an entry gets no tasks. `timeout` is the maximum wait in seconds.
 
         Raises:
+            ClosedError: The workers do not run.
+            ConfigError: There is no such worker.
             ProtocolError: A task is assigned twice.
             UnreachableError: A worker is not ready in time.
         """
+        if not self._children:
+            raise ClosedError(_NOT_RUNNING)
+        if unknown := [index for index in tasks if index not in range(self._count)]:
+            raise ConfigError(f"there is no worker {unknown[0]!r} of {self._count}: count them from 0")
         self._version += 1
         workers = (each.to_assigned_worker(tasks.get(index, ())) for index, each in enumerate(self.endpoints))
         assignment = control_pb2.Assignment(version=self._version, topology=self.topology, workers=workers)
         children = {each.address: child for each, child in zip(self.endpoints, self._children, strict=True)}
         with ControlClients(partial(ControlClient, credentials=self._credentials)) as clients:
-            answers = [
-                *clients.call_all(children, lambda each: each.update_assignment(assignment)).items(),
-                *clients.call_all(children, lambda each: each.wait_ready(timeout)).items(),
-            ]
-        for address, answer in answers:
-            if isinstance(answer, UnreachableError | DrainingError):
-                raise UnreachableError(f"{answer}\n{children[address].log_tail()}") from answer
-            if isinstance(answer, TuplewireError):
-                raise answer
+            for call in (methodcaller("update_assignment", assignment), methodcaller("wait_ready", timeout)):
+                for address, answer in clients.call_all(children, call).items():
+                    if isinstance(answer, UnreachableError | DrainingError):
+                        raise UnreachableError(f"{answer}\n{children[address].log_tail()}") from answer
+                    if isinstance(answer, TuplewireError):
+                        raise answer
         return assignment
 
     def stop(self) -> list[int]:

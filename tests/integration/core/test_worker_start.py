@@ -11,6 +11,7 @@ import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import eventually
@@ -21,7 +22,7 @@ from helpers.worker_process import Running, run_command, running
 
 import tuplewire
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import ClosedError, ConfigError, UnknownTaskError, UnreachableError
+from tuplewire.errors import ClosedError, ConfigError, ProtocolError, UnknownTaskError, UnreachableError
 from tuplewire.processes.child import LaunchError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
@@ -195,6 +196,11 @@ def test_a_defect_ends_the_process_with_70(tmp_path: Path) -> None:
 def test_local_workers_start_get_ready_and_end() -> None:
     """WorkerProcesses starts a topology on free ports, and stops it with exit codes 0."""
     with WorkerProcesses(2, "pair") as workers:
+        no_wait: Any = "not used"
+        with pytest.raises(ProtocolError, match="task 1 is assigned to"):
+            workers.assign({0: [1], 1: [1]}, no_wait)
+        with pytest.raises(ConfigError, match="no worker 2 of 2"):
+            workers.assign({2: [1]})
         assert [each.worker_id for each in workers.endpoints] == ["worker-0", "worker-1"]
         assignment = workers.assign({0: [0, 2], 1: [1, 3]})
         for index, endpoint in enumerate(workers.endpoints):
@@ -205,6 +211,8 @@ def test_local_workers_start_get_ready_and_end() -> None:
         directory = workers.log_path(0).parent
         assert workers.stop() == [0, 0]
     assert not directory.exists()
+    with pytest.raises(ClosedError, match="use a with statement"):
+        workers.assign({})
 
 
 def test_local_worker_that_cannot_start_shows_what_it_said(tmp_path: Path) -> None:
