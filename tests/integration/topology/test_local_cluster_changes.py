@@ -156,7 +156,7 @@ def test_a_moved_bolt_gets_its_ticks() -> None:
 def test_unknown_workers_and_tasks(cluster: LocalCluster, notes: Notes) -> None:
     """An unknown worker or task raises an error with the valid range."""
     running = cluster.submit("t", {"topology.workers": 2}, endless(notes))
-    with pytest.raises(TopologyError, match="no worker 2: topology 't' has 2, from 0"):
+    with pytest.raises(TopologyError, match="no worker 2: topology 't' has the workers 0 to 1"):
         running.kill_worker(2)
     with pytest.raises(TopologyError, match="no worker 2"):
         running.move_task(1, 2)
