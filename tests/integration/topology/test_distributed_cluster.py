@@ -13,6 +13,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from helpers.ports import free_ports
 from helpers.tools import missing, ran, started
 from helpers.words import EXPECTED, LINES, topology_of
 
-from tuplewire.errors import ConfigError, TopologyError
+from tuplewire.errors import ClosedError, ConfigError, TopologyError
 from tuplewire.processes.child import LaunchError
 from tuplewire_service.testing import eventually
 from tuplewire_topology.clusters.capture import CapturedTuples
@@ -64,11 +65,15 @@ def test_the_mode_decides_where_workers_run(mode: str) -> None:
     """A setting selects workers in this process or in separate processes; the results are equal."""
     conf = {**CONF, "storm.cluster.mode": mode}
     with cluster_of(conf) as cluster:
-        captured = cluster.submit("words", conf, words.topology(), collect=["count"]).finish(SECONDS)
+        submitted = cluster.submit("words", conf, words.topology(), collect=["count"])
+        captured = submitted.finish(SECONDS)
     assert counts_of(captured) == EXPECTED
     processes = {process for _, _, process in captured.tuples("count")}
     assert (processes == {os.getpid()}) == (mode == "local")
     assert len(processes) == (1 if mode == "local" else 2)
+    for change in (submitted.activate, submitted.deactivate, partial(submitted.move_task, 1, 0)):
+        with pytest.raises(ClosedError, match="topology 'words' is closed"):
+            change()
 
 
 def test_an_error_comes_with_its_traceback() -> None:

@@ -13,7 +13,7 @@ import pytest
 from helpers.executors import pipeline, waiting
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, passing
 
-from tuplewire.errors import TopologyError
+from tuplewire.errors import ClosedError, TopologyError
 from tuplewire.grouping.grouping import FieldsGrouping
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Bolt, OutputCollector, Topology, TopologyBuilder, TopologyContext, Tuple
@@ -162,6 +162,9 @@ def test_unknown_workers_and_tasks(cluster: LocalCluster, notes: Notes) -> None:
         running.move_task(1, 2)
     with pytest.raises(TopologyError, match="task 9 is not in this topology"):
         running.move_task(9, 0)
+    running.close(0)
+    with pytest.raises(ClosedError):
+        running.kill_worker(0)
 
 
 def test_a_change_that_cannot_begin_changes_nothing() -> None:

@@ -224,7 +224,7 @@ class DistributedTopology(RunningTopology):
                 self.deactivate()
                 self.wait(timeout)
                 seconds = max(0.0, deadline - time.monotonic())
-        self._workers = []
+        self._workers, self._closed = [], True
         if workers:
             with ThreadPoolExecutor(len(workers)) as pool:
                 self.exit_codes = list(pool.map(lambda worker: worker.stop(seconds), workers))

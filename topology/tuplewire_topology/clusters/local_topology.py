@@ -229,9 +229,12 @@ class LocalTopology(RunningTopology):
     def close(self, timeout: float = DEFAULT_CLOSE_SECONDS) -> None:
         """Deactivate, wait up to `timeout` seconds until it has finished, then close all workers."""
         deadline = time.monotonic() + timeout
-        self.deactivate()
-        with contextlib.suppress(TuplewireError):  # the workers end in any case
-            self.wait(timeout)
+        if not self._closed:
+            self.deactivate()
+            with contextlib.suppress(TuplewireError):  # the workers end in any case
+                self.wait(timeout)
+        with self._change_lock:  # a change of workers ends first, and none begins later
+            self._closed = True
         with contextlib.ExitStack() as stack:
             for worker in self._workers:
                 remaining_seconds = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
@@ -290,6 +293,7 @@ class LocalTopology(RunningTopology):
         self._check_worker(worker)
         killed_worker = self._workers[worker]
         with self._change_lock:
+            self._check_open()
             self._stuck_executors += killed_worker.kill(_USER_CODE_SECONDS)
             self._push_assignment()  # other workers drop messages for the dead one, so the pause can end
             with self._paused(timeout):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuplewire.errors import TopologyError, WaitTimeoutError
+from tuplewire.errors import ClosedError, TopologyError, WaitTimeoutError
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.clusters.capture import CapturedTuples
 from tuplewire_topology.coordination.control_channel import ControlKind
@@ -39,6 +39,7 @@ class RunningTopology(ABC):
     topology: Topology
     _workers: Sequence[object]
     _exact = True  # see TerminationDetector
+    _closed = False
 
     def __init__(self, name: str, conf: Mapping[str, Any], captured: CapturedTuples) -> None:
         self.name = name
@@ -94,11 +95,13 @@ class RunningTopology(ABC):
         return self.captured
 
     def activate(self) -> None:
-        """Start to request tuples from the spouts. Source: Storm's `activate`."""
+        """Start to request tuples from the spouts. Source: Storm's `activate`. Raises ClosedError."""
+        self._check_open()
         self._set_active(active=True)
 
     def deactivate(self) -> None:
-        """Stop requesting tuples; tuples in flight are still processed. Source: Storm's `deactivate`."""
+        """Stop requesting tuples, and process those in flight. Source: `deactivate`. Raises ClosedError."""
+        self._check_open()
         self._set_active(active=False)
 
     @abstractmethod
@@ -114,7 +117,12 @@ class RunningTopology(ABC):
     def worker_index(self, task: int) -> int:
         """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"topology {self.name!r} is closed: submit it again")
+
     def _check_worker(self, worker: int) -> None:
+        self._check_open()
         if not 0 <= worker < self.n_workers:
             raise TopologyError(
                 f"there is no worker {worker}: topology {self.name!r} has the workers 0 to "
