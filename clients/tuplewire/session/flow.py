@@ -49,7 +49,7 @@ class Flow:
     """See route_of()."""
     first_frame: int
     """The first frame of this flow. Grants from before the receiver accepted it are for a closed flow with
-    the same number, and are ignored."""
+    the same id, and are ignored."""
     used_since_sweep: bool = True
     """True if the flow was used since the last call to SendSession.close_unused()."""
     waiting: deque[PendingPart] = field(default_factory=deque)

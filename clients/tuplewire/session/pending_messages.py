@@ -57,9 +57,9 @@ class PendingMessages:
         self.messages = self.size_bytes = 0
         """Pending messages (waiting, in flight, or retained until processed), and their bytes."""
 
-    def held_of(self, number: int) -> int:
+    def held_of(self, flow_id: int) -> int:
         """Return the number of pending messages of a flow."""
-        flow = self._flows.get(number)
+        flow = self._flows.get(flow_id)
         return flow.pending_messages if flow is not None else 0
 
     def _settle(self, entry: PendingPart, reason: DropReason | None, *, releases: bool = True) -> None:
@@ -117,9 +117,9 @@ class PendingMessages:
         The number of the entry worker is 0 for messages of this sender.
         """
         found: dict[tuple[int, int], int] = {}
-        for number, flow in self._flows.items():
+        for flow_id, flow in self._flows.items():
             if not flow.all_released:
-                key = split_flow(number)[0], entry_worker(flow.route)
+                key = split_flow(flow_id)[0], entry_worker(flow.route)
                 found[key] = max(flow.highest_entry, found.get(key, 0))
         return found
 
@@ -194,19 +194,19 @@ class PendingMessages:
         # Messages of one entry worker may be in several flows.
         return sorted(withdrawn, key=lambda each: each[0].entry_sequence)
 
-    def _make_ready_first(self, number: int) -> None:
+    def _make_ready_first(self, flow_id: int) -> None:
         """Mark a flow of forwarded messages as ready: others of their task must follow them."""
-        if number not in self._ready:
+        if flow_id not in self._ready:
             before = {each: None for each in self._ready if each < 0}
-            self._ready = {**before, number: None, **self._ready}
+            self._ready = {**before, flow_id: None, **self._ready}
 
     def _forwarded_first(self) -> list[tuple[int, Flow]]:
         """Return the flows: forwarded ones first, by first entry sequence, as others may follow them."""
 
         def sort_key(each: tuple[int, Flow]) -> tuple[bool, int]:
-            number, flow = each
-            forwarded = number < 0 and bool(flow.waiting)
-            return number >= 0, flow.waiting[0].group.entry_sequence if forwarded else 0
+            flow_id, flow = each
+            forwarded = flow_id < 0 and bool(flow.waiting)
+            return flow_id >= 0, flow.waiting[0].group.entry_sequence if forwarded else 0
 
         return sorted(self._flows.items(), key=sort_key)
 
@@ -283,11 +283,11 @@ class PendingMessages:
         offered: dict[int, int] = {}
         over_limit: dict[int, int] = {}
         for group in groups:
-            number = group.flow_id
-            count = offered[number] = offered.get(number, 0) + group.count
-            held = self.held_of(number) + by_flow.get(number, 0)
+            flow_id = group.flow_id
+            count = offered[flow_id] = offered.get(flow_id, 0) + group.count
+            held = self.held_of(flow_id) + by_flow.get(flow_id, 0)
             if too_many := count_to_drop(held, count, limit):
-                over_limit[number] = held - too_many
+                over_limit[flow_id] = held - too_many
         return over_limit
 
     def _drop_for_space(self, groups: Sequence[TaskGroup]) -> bool:
@@ -303,12 +303,12 @@ class PendingMessages:
         # Check all bounds before anything is dropped: a failed offer must not cost messages.
         if self._written > max_messages or self._written_bytes > max_bytes:
             return False
-        if any(flows[number].written > stay for number, stay in over_limit.items()):
+        if any(flows[flow_id].written > stay for flow_id, stay in over_limit.items()):
             return False
         # The bounds of single tasks come first: dropping for them frees space in total, too.
-        for number, stay in over_limit.items():
-            while (too_many := flows[number].pending_messages - stay) > 0:
-                self._drop_unwritten(number, too_many, 0)
+        for flow_id, stay in over_limit.items():
+            while (too_many := flows[flow_id].pending_messages - stay) > 0:
+                self._drop_unwritten(flow_id, too_many, 0)
         while self.messages > max_messages or self.size_bytes > max_bytes:
             excess_messages, excess_bytes = self.messages - max_messages, self.size_bytes - max_bytes
             self._drop_unwritten(self._find_oldest_flow(), excess_messages, excess_bytes)
@@ -322,19 +322,19 @@ class PendingMessages:
         """
         heap = self._oldest_orders
         while True:
-            known, number = heap[0]
-            order = self._flows[number].first_unwritten_order if number in self._flows else 0
+            known, flow_id = heap[0]
+            order = self._flows[flow_id].first_unwritten_order if flow_id in self._flows else 0
             if order == known:
-                return number
+                return flow_id
             if order:  # the first message has changed: correct its order, and check the new minimum
-                heapreplace(heap, (order, number))
+                heapreplace(heap, (order, flow_id))
             else:
                 heappop(heap)
-                self._flows_in_heap.discard(number)
+                self._flows_in_heap.discard(flow_id)
 
-    def _drop_unwritten(self, number: int, messages: int, size_bytes: int) -> None:
+    def _drop_unwritten(self, flow_id: int, messages: int, size_bytes: int) -> None:
         """Drop a flow's oldest unwritten entry, or only its head if that is sufficient."""
-        flow = self._flows[number]
+        flow = self._flows[flow_id]
         first = flow.first_unwritten_index
         # Entries that were written before are in front and must stay: rotate them away, and back below.
         flow.waiting.rotate(-first)
@@ -343,5 +343,5 @@ class PendingMessages:
         flow.waiting.extendleft(entry.with_group(piece) for piece in reversed(rest))
         flow.waiting.rotate(first)
         if not flow.waiting:
-            self.blocked_flows.pop(number, None)
+            self.blocked_flows.pop(flow_id, None)
         self._settle(entry.with_group(dropped), DropReason.OVERFLOW)

@@ -22,7 +22,7 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.session.pending_messages import PendingMessages
 from tuplewire.session.pieces import frame_pieces, split_by_limit
 from tuplewire.settings.config import SessionSettings
-from tuplewire.values.group import TaskGroup, entry_worker, flow_of, split_flow, worker_number
+from tuplewire.values.group import TaskGroup, entry_worker, flow_id_of, split_flow, worker_number
 from tuplewire.wire.messaging_pb2 import ERROR_CODE_UNKNOWN_TASK, Ack, Refusal, TaskCredit, Welcome
 
 MAX_QUICK_FRAMES_IN_FLIGHT = 8
@@ -85,13 +85,13 @@ class SendSession(PendingMessages):
         if lost := self._lost_entry_worker:  # see on_connected()
             groups = [each.as_redelivered() if entry_worker(each.path) == lost else each for each in groups]
         for group in groups:
-            number = group.flow_id
-            flow = self._flows.get(number)
+            flow_id = group.flow_id
+            flow = self._flows.get(flow_id)
             if flow is None:
-                task, route = split_flow(number)
-                first_frame = self._closed_in_frame.pop(number, self.acked_frame)
-                flow = self._flows[number] = Flow(route, first_frame)
-                self._set_initial_credit(number, flow)
+                task, route = split_flow(flow_id)
+                first_frame = self._closed_in_frame.pop(flow_id, self.acked_frame)
+                flow = self._flows[flow_id] = Flow(route, first_frame)
+                self._set_initial_credit(flow_id, flow)
                 self._flows_by_task.setdefault(task, []).append(flow)
             accepted = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
@@ -103,23 +103,21 @@ class SendSession(PendingMessages):
             flow.pending_messages += messages
             if group.entry_sequence:
                 flow.highest_entry = max(flow.highest_entry, group.entry_sequence + messages - 1)
-            if number < 0:
-                self._make_ready_first(number)
+            if flow_id < 0:
+                self._make_ready_first(flow_id)
             else:
-                self._ready[number] = None
-            if self._drops_oldest and number not in self._flows_in_heap:
-                self._flows_in_heap.add(number)
-                heappush(self._oldest_orders, (order, number))
+                self._ready[flow_id] = None
+            if self._drops_oldest and flow_id not in self._flows_in_heap:
+                self._flows_in_heap.add(flow_id)
+                heappush(self._oldest_orders, (order, flow_id))
             self.messages += messages
             self.size_bytes += group.size_bytes
             self._ledger.accepted += messages
 
-    def _set_initial_credit(self, number: int, flow: Flow) -> None:
+    def _set_initial_credit(self, flow_id: int, flow: Flow) -> None:
         """Set a flow's first credit. Forwarded messages need no credit: their entry worker granted it."""
-        if number < 0:
-            flow.granted_messages = flow.granted_bytes = sys.maxsize
-        else:
-            flow.granted_messages, flow.granted_bytes = self._reduced_credit.get(number, self._initial_credit)
+        credit = self._reduced_credit.get(flow_id, self._initial_credit)
+        flow.granted_messages, flow.granted_bytes = (sys.maxsize, sys.maxsize) if flow_id < 0 else credit
 
     def on_connected(self, welcome: Welcome) -> None:
         """Continue over a new stream according to the receiver's welcome.
@@ -156,10 +154,10 @@ class SendSession(PendingMessages):
             self._resend = deque(self._in_flight)
         else:
             # 3. Credits in this welcome are for tasks with a smaller share; see session/shares.py.
-            self._reduced_credit = {_flow_of(each): (each.messages, each.bytes) for each in welcome.credits}
+            self._reduced_credit = {_flow_id_of(one): (one.messages, one.bytes) for one in welcome.credits}
             self._start_over()
         self._apply_limits(welcome)
-        self._ready = {number: None for number, flow in self._forwarded_first() if flow.waiting}
+        self._ready = {flow_id: None for flow_id, flow in self._forwarded_first() if flow.waiting}
         self.blocked_flows.clear()
 
     def on_receiver_lost(self) -> None:
@@ -201,12 +199,12 @@ class SendSession(PendingMessages):
             for entry in reversed(frame.entries):
                 group = entry.group.as_redelivered()
                 self._flows[group.flow_id].waiting.appendleft(entry.with_group(group))
-        for number, flow in self._flows.items():
+        for flow_id, flow in self._flows.items():
             for entry in reversed(self._take_unprocessed(flow)):
                 flow.waiting.appendleft(entry.with_group(entry.group.as_redelivered()))
             flow.sent_messages = flow.sent_bytes = flow.released_messages = 0
             flow.removed_count = flow.first_frame = 0
-            self._set_initial_credit(number, flow)
+            self._set_initial_credit(flow_id, flow)
         self._in_flight.clear()
         self._resend.clear()
         self._flows_to_close.clear()
@@ -229,22 +227,22 @@ class SendSession(PendingMessages):
         entries: list[PendingPart] = []
         free_bytes = self._max_frame_bytes
         while self._ready and free_bytes > 0:
-            number = next(iter(self._ready))
-            flow = self._flows[number]
+            flow_id = next(iter(self._ready))
+            flow = self._flows[flow_id]
             written, written_bytes = flow.written, flow.written_bytes
             free_bytes = flow.move_to_frame(entries, free_bytes)
             self._written += flow.written - written
             self._written_bytes += flow.written_bytes - written_bytes
-            if number < 0 and flow.waiting:
+            if flow_id < 0 and flow.waiting:
                 continue  # the frame is full, and the next frame continues with this flow
-            del self._ready[number]
+            del self._ready[flow_id]
             if not flow.waiting:
-                self.blocked_flows.pop(number, None)
+                self.blocked_flows.pop(flow_id, None)
             elif flow.has_credit:
                 # The frame is full. The flow moves behind the others, so that tasks take turns.
-                self._ready[number] = None
+                self._ready[flow_id] = None
             else:
-                self.blocked_flows[number] = None
+                self.blocked_flows[flow_id] = None
         # A frame without messages can still report closed flows.
         if not entries and not self._flows_to_close:
             return None
@@ -269,18 +267,18 @@ class SendSession(PendingMessages):
         tasks. Returns these tasks, without the tasks of forwarded messages. Call this periodically.
         """
         tasks: list[int] = []
-        for number, flow in list(self._flows.items()):
+        for flow_id, flow in list(self._flows.items()):
             if flow.used_since_sweep or flow.waiting or not flow.all_released:
                 flow.used_since_sweep = False
                 continue
-            del self._flows[number]
-            self._ready.pop(number, None)
-            self.blocked_flows.pop(number, None)
+            del self._flows[flow_id]
+            self._ready.pop(flow_id, None)
+            self.blocked_flows.pop(flow_id, None)
             # The receiver has no record of other flows, and refuses to close an unknown one.
             if flow.sent_messages:
-                self._flows_to_close[number] = None
-                self._reduced_credit.pop(number, None)
-            task, route = split_flow(number)
+                self._flows_to_close[flow_id] = None
+                self._reduced_credit.pop(flow_id, None)
+            task, route = split_flow(flow_id)
             self._flows_by_task[task].remove(flow)
             if not self._flows_by_task[task]:
                 del self._flows_by_task[task]
@@ -290,11 +288,11 @@ class SendSession(PendingMessages):
 
     def _take_flows_to_close(self) -> Sequence[int]:
         flows_to_close, self._flows_to_close = tuple(self._flows_to_close), {}
-        for number in flows_to_close:
-            if number in self._flows:  # used again since it was removed
-                self._flows[number].first_frame = self._next_sequence
+        for flow_id in flows_to_close:
+            if flow_id in self._flows:  # used again since it was removed
+                self._flows[flow_id].first_frame = self._next_sequence
             else:
-                self._closed_in_frame[number] = self._next_sequence
+                self._closed_in_frame[flow_id] = self._next_sequence
         return flows_to_close
 
     # --- updates from the receiver ------------------------------------------------------------
@@ -325,7 +323,7 @@ class SendSession(PendingMessages):
         self.acked_frame = max(self.acked_frame, ack.sequence)
         if self._closed_in_frame:
             self._closed_in_frame = {
-                number: frame for number, frame in self._closed_in_frame.items() if frame > self.acked_frame
+                flow_id: frame for flow_id, frame in self._closed_in_frame.items() if frame > self.acked_frame
             }
         # A welcome with too many refusals acknowledges fewer frames than arrived; this update has the rest.
         while self._resend and self._resend[0].sequence <= ack.sequence:
@@ -344,7 +342,7 @@ class SendSession(PendingMessages):
 
     def waiting_tasks(self) -> set[int]:
         """Return the tasks with messages that wait to be sent."""
-        return {split_flow(number)[0] for number in (*self._ready, *self.blocked_flows)}
+        return {split_flow(flow_id)[0] for flow_id in (*self._ready, *self.blocked_flows)}
 
     @property
     def awaits_update(self) -> bool:
@@ -356,22 +354,22 @@ class SendSession(PendingMessages):
             raise ProtocolError(f"frame {sequence} was acknowledged, only {self._next_sequence - 1} are sent")
 
     def _apply_grant(self, grant: TaskCredit, sequence: int) -> None:
-        number = _flow_of(grant)
-        flow = self._flows.get(number)
+        flow_id = _flow_id_of(grant)
+        flow = self._flows.get(flow_id)
         if flow is None:
             # The first grant of a task with a smaller share can change before its first message is sent.
-            if number in self._reduced_credit:
-                self._reduced_credit[number] = grant.messages, grant.bytes
+            if flow_id in self._reduced_credit:
+                self._reduced_credit[flow_id] = grant.messages, grant.bytes
             return
-        if sequence < flow.first_frame or number in self._flows_to_close:
-            return  # a grant for the closed flow with this number
+        if sequence < flow.first_frame or flow_id in self._flows_to_close:
+            return  # a grant for the closed flow with this id
         flow.granted_messages = max(flow.granted_messages, grant.messages)
         flow.granted_bytes = max(flow.granted_bytes, grant.bytes)
         flow.released_messages = max(flow.released_messages, grant.released_messages)
         if flow.waiting:
-            self._ready[number] = None
+            self._ready[flow_id] = None
             if flow.has_credit:
-                self.blocked_flows.pop(number, None)
+                self.blocked_flows.pop(flow_id, None)
         released_messages = grant.released_messages
         while flow.unreleased and flow.removed_count + flow.unreleased[0].messages <= released_messages:
             done = flow.unreleased.popleft()
@@ -386,7 +384,7 @@ class SendSession(PendingMessages):
         for refusal in refusals:
             unknown = refusal.code == ERROR_CODE_UNKNOWN_TASK
             reason = DropReason.UNKNOWN_TASK if unknown else DropReason.REFUSED
-            by_frame.setdefault(refusal.frame_sequence, {}).setdefault(_flow_of(refusal), reason)
+            by_frame.setdefault(refusal.frame_sequence, {}).setdefault(_flow_id_of(refusal), reason)
         first = self._in_flight[0].sequence if self._in_flight else 0
         for sequence, reasons in by_frame.items():
             # After a probe, refusals are repeated. An earlier update settled this frame.
@@ -408,5 +406,5 @@ class SendSession(PendingMessages):
             frame.entries = kept
 
 
-def _flow_of(part: TaskCredit | Refusal) -> int:
-    return flow_of(part.task, part.route)
+def _flow_id_of(part: TaskCredit | Refusal) -> int:
+    return flow_id_of(part.task, part.route)

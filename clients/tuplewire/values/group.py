@@ -93,8 +93,8 @@ MAX_UNQUEUED_HOPS = 16
 """Messages with more hops are refused: only contradictory assignments cause this. A move takes a few hops."""
 
 
-def flow_of(task: int, path: int) -> int:
-    """Return the number of the flow of messages to a task; negative for forwarded messages.
+def flow_id_of(task: int, path: int) -> int:
+    """Return the id of the flow of messages to a task; negative for forwarded messages.
 
     Each flow has a separate order and separate counts. While a task moves, returned messages must not queue
     behind messages that wait for them.
@@ -108,9 +108,9 @@ def route_of(path: int) -> int:
     return path % _UNQUEUED_HOP
 
 
-def split_flow(flow: int) -> tuple[int, int]:
-    """Return the task and the route of a flow: the inverse of flow_of()."""
-    return (flow, 0) if flow >= 0 else (~flow & MAX_TASK, ~flow >> 31)
+def split_flow(flow_id: int) -> tuple[int, int]:
+    """Return the task and the route of a flow: the inverse of flow_id_of()."""
+    return (flow_id, 0) if flow_id >= 0 else (~flow_id & MAX_TASK, ~flow_id >> 31)
 
 
 def entry_worker(path: int) -> int:
@@ -141,7 +141,7 @@ class TaskGroup:
             worker, and they have not waited in its queue for the task.
         entry_sequence: Set between workers. The number of the first message among all messages to the task
             that the entry worker accepted, from 1. The numbers of later messages follow without gaps.
-        flow_id: See flow_of().
+        flow_id: See flow_id_of().
         accepted_micros: The time at which the sender, or else the entry worker, accepted the first message; 0
             if unknown. In microseconds since 1970 by that host's clock, exact to a millisecond, and constant.
         retained_upstream: At a worker, True if an upstream process retains the messages until they are
@@ -166,7 +166,7 @@ class TaskGroup:
 
     def __post_init__(self) -> None:
         self.count = len(self.lengths) >> 2
-        self.flow_id = flow_of(self.task, self.path) if self.path else self.task
+        self.flow_id = flow_id_of(self.task, self.path) if self.path else self.task
         self.size_bytes = len(self.data) + len(self.header_data) if self.header_data else len(self.data)
 
     @classmethod

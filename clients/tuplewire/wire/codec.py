@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from tuplewire.errors import MalformedError
 from tuplewire.session.credit import MAX_TASKS
 from tuplewire.values.columns import varint
-from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, split_flow
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_id_of, split_flow
 from tuplewire.wire.messaging_pb2 import RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup, OpaqueMessage
 
@@ -111,7 +111,7 @@ def closed_flows_of(frame: OpaqueFrame) -> Sequence[int]:
         return ()
     if (count := len(frame.closed_flows)) > MAX_TASKS:
         raise MalformedError(f"a frame closes {count} flows; a session has at most {MAX_TASKS}")
-    return [flow_of(each.task, each.route) for each in frame.closed_flows]
+    return [flow_id_of(each.task, each.route) for each in frame.closed_flows]
 
 
 def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:

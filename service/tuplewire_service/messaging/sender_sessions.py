@@ -20,7 +20,7 @@ from tuplewire.errors import ResourceLimitError, TuplewireError
 from tuplewire.session.credit import SessionCredit
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import Amount, QueueShares
-from tuplewire.values.group import flow_of, worker_number
+from tuplewire.values.group import flow_id_of, worker_number
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
 from tuplewire_service.messaging.base import AcceptedPeers, InboundSession
@@ -205,8 +205,8 @@ class _RouteInboundSession:
             # pull() releases messages in the thread of its caller, but credit is not thread-safe.
             self._loop.call_soon_threadsafe(self.release, task, messages, size_bytes)
             return
-        flow = flow_of(task, self._route) if self._route else task
-        self.session.release(flow, messages, size_bytes)
+        flow_id = flow_id_of(task, self._route) if self._route else task
+        self.session.release(flow_id, messages, size_bytes)
 
 
 SHARE_LEASE_SECONDS = 3.0
