@@ -75,7 +75,7 @@ class AckHandler:
         """Record a broken connection. After a drain or goodbye, the receiver accounts for its messages."""
         with self._lock:
             self.disconnected = True
-            self._session.receiver_accounts |= closed_cleanly
+            self._session.receiver_ended_cleanly |= closed_cleanly
             self._buffer.notify()
 
     def close_unused(self) -> None:

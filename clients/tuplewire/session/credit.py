@@ -196,7 +196,7 @@ class SessionCredit:
         This ends for a task when the sender closes the flow to it. Tasks beyond MAX_TASKS are not watched.
         """
         self._watched_tasks.update(islice(tasks, MAX_TASKS - len(self._watched_tasks)))
-        # A release before this request was possibly not reported.
+        # Releases before this request may not have been reported yet.
         self._changed_flows.update(dict.fromkeys(self._watched_tasks & self.accounts.keys()))
 
     @property

@@ -50,13 +50,13 @@ class Flow:
     first_frame: int
     """The first frame of this flow. Grants from before the receiver accepted it are for a closed flow with
     the same id, and are ignored."""
-    used_since_sweep: bool = True
+    recently_used: bool = True
     """True if the flow was used since the last call to SendSession.close_unused()."""
     waiting: deque[PendingPart] = field(default_factory=deque)
     unreleased: deque[PendingPart | SettledMessages] = field(default_factory=deque)
-    """Acknowledged messages that the receiver has not released, in order. An Entry is retained here;
+    """Acknowledged messages that the receiver has not released, in order. A PendingPart is retained here;
     SettledMessages were settled by the acknowledgement."""
-    highest_entry: int = 0
+    highest_entry_sequence: int = 0
     """The highest entry_sequence that was accepted since the flow had no unreleased messages; 0 if none."""
     pending_messages: int = 0
     written: int = 0

@@ -120,7 +120,7 @@ class PendingMessages:
         for flow_id, flow in self._flows.items():
             if not flow.all_released:
                 key = split_flow(flow_id)[0], entry_worker(flow.route)
-                found[key] = max(flow.highest_entry, found.get(key, 0))
+                found[key] = max(flow.highest_entry_sequence, found.get(key, 0))
         return found
 
     def on_receiver_shutdown(self) -> None:
@@ -160,9 +160,9 @@ class PendingMessages:
         """
         unreleased = (flow for flow in self._flows_by_task.get(task, ()) if not flow.all_released)
         found = [
-            (flow.highest_entry, flow.route)
+            (flow.highest_entry_sequence, flow.route)
             for flow in unreleased
-            if flow.highest_entry < entry_sequence and entry_worker(flow.route) in entry_workers
+            if flow.highest_entry_sequence < entry_sequence and entry_worker(flow.route) in entry_workers
         ]
         return max(found)[1] if found else None
 

@@ -2,8 +2,8 @@
 
 Used by SendingEnd (connection/sending_end.py), which drives a SendSession, and by AckHandler, which applies
 the receiver's updates. Owns every accepted message until it is acknowledged or dropped. A new stream
-continues with the unaccepted frames and their old numbers. A receiver without memory of the session gets all
-messages again, in new frames and marked as redelivered. No I/O. Not thread-safe. Design:
+repeats the frames that the receiver has not accepted, with their old numbers. A receiver without memory of
+the session gets all messages again, in new frames and marked as redelivered. No I/O. Not thread-safe. Design:
 docs/design/sessions.md.
 """
 
@@ -43,15 +43,18 @@ class SendSession(PendingMessages):
         self._initial_credit = 0, 0
         """The first credit of a flow, in messages and bytes, unless `_reduced_credit` has its own."""
         self._reduced_credit: dict[int, tuple[int, int]] = {}
+        """The first credit of flows to tasks with a smaller share, by flow id, until the flow is closed."""
         self._flows_to_close: dict[int, None] = {}
+        """The ids of removed flows, which the next frame reports to the receiver."""
         self._closed_in_frame: dict[int, int] = {}
+        """The frame that closed a removed flow, by flow id, until the frame is acknowledged."""
         self._ack_requests = AckRequestPolicy()
         self.acked_frame = 0
         """The last frame that the receiver has acknowledged."""
         self.session_id = 0
         """Identifies the receiver's record of this session; 0 before the first welcome."""
-        self.receiver_accounts = False
-        """True if the receiver accounts for its messages: it drains, has departed, or got the goodbye."""
+        self.receiver_ended_cleanly = False
+        """True if the receiver drains, has departed, or got the goodbye: it accounts for its messages."""
         self.worker_incarnation = 0
         self._lost_entry_worker = 0
         """The number of the receiver's previous process as an entry worker; 0 if none is known."""
@@ -93,16 +96,16 @@ class SendSession(PendingMessages):
                 flow = self._flows[flow_id] = Flow(route, first_frame)
                 self._set_initial_credit(flow_id, flow)
                 self._flows_by_task.setdefault(task, []).append(flow)
-            accepted = group.accepted_micros or now_micros
+            micros = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
-                flow.waiting.append(PendingPart(piece, inbound, order, retain or self._retains_all, accepted))
-            if flow.highest_entry and flow.all_released:
-                flow.highest_entry = 0
-            flow.used_since_sweep = True
+                flow.waiting.append(PendingPart(piece, inbound, order, retain or self._retains_all, micros))
+            if flow.highest_entry_sequence and flow.all_released:
+                flow.highest_entry_sequence = 0
+            flow.recently_used = True
             messages = group.count
             flow.pending_messages += messages
             if group.entry_sequence:
-                flow.highest_entry = max(flow.highest_entry, group.entry_sequence + messages - 1)
+                flow.highest_entry_sequence = max(flow.highest_entry_sequence, group.next_entry_sequence - 1)
             if flow_id < 0:
                 self._make_ready_first(flow_id)
             else:
@@ -144,7 +147,7 @@ class SendSession(PendingMessages):
             self.on_receiver_lost()
             if self.worker_incarnation:
                 self._mark_returning(worker_number(welcome.worker_id, self.worker_incarnation))
-        self.receiver_accounts = False
+        self.receiver_ended_cleanly = False
         self.worker_incarnation = welcome.worker_incarnation
         self._initial_credit = welcome.initial_credit.messages, welcome.initial_credit.bytes
         self.session_id = welcome.session_id
@@ -162,7 +165,7 @@ class SendSession(PendingMessages):
 
     def on_receiver_lost(self) -> None:
         """Count messages that may be lost with the receiver, unless it announced its shutdown."""
-        if not self.receiver_accounts:
+        if not self.receiver_ended_cleanly:
             self.possibly_lost += self.count_at_receiver()
 
     def _mark_returning(self, lost_entry_worker: int) -> None:
@@ -177,8 +180,8 @@ class SendSession(PendingMessages):
         settings = self._settings
         self.max_message_bytes = min(settings.max_message_bytes, welcome.max_message_bytes)
         # A frame may exceed its size by one message, and gRPC also counts the columns of lengths.
-        room = max(1, (welcome.max_request_bytes - self.max_message_bytes) // 2)
-        frame_bytes = min(settings.max_frame_bytes, room)
+        max_bytes = max(1, (welcome.max_request_bytes - self.max_message_bytes) // 2)
+        frame_bytes = min(settings.max_frame_bytes, max_bytes)
         if frame_bytes == self._max_frame_bytes and self.max_message_bytes == settings.max_message_bytes:
             return
         self._max_frame_bytes = frame_bytes
@@ -268,8 +271,8 @@ class SendSession(PendingMessages):
         """
         tasks: list[int] = []
         for flow_id, flow in list(self._flows.items()):
-            if flow.used_since_sweep or flow.waiting or not flow.all_released:
-                flow.used_since_sweep = False
+            if flow.recently_used or flow.waiting or not flow.all_released:
+                flow.recently_used = False
                 continue
             del self._flows[flow_id]
             self._ready.pop(flow_id, None)
@@ -351,7 +354,7 @@ class SendSession(PendingMessages):
 
     def _check_sent(self, sequence: int) -> None:
         if sequence >= self._next_sequence:
-            raise ProtocolError(f"frame {sequence} was acknowledged, only {self._next_sequence - 1} are sent")
+            raise ProtocolError(f"frame {sequence} was acknowledged; last sent: {self._next_sequence - 1}")
 
     def _apply_grant(self, grant: TaskCredit, sequence: int) -> None:
         flow_id = _flow_id_of(grant)

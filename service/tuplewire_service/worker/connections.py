@@ -209,7 +209,7 @@ class Connections:
             if session.worker_incarnation in incarnations:
                 session.on_receiver_shutdown()
                 # The departed worker accounts for its messages, so they do not count as possibly lost.
-                session.receiver_accounts = True
+                session.receiver_ended_cleanly = True
                 connection.buffer.run_callbacks()
 
     def abort(self) -> None:

@@ -62,7 +62,7 @@ def test_what_was_acknowledged_and_not_released_counts(
 def test_each_death_counts_for_itself(*, drained: bool) -> None:
     """Each failed receiver counts only its own messages; a drained one reports its own losses."""
     window = sent(10, acknowledged=1)
-    window.receiver_accounts = drained
+    window.receiver_ended_cleanly = drained
     reopen(window, 8)
     reopen(window, 9)
     assert window.possibly_lost == (0 if drained else 10)

@@ -22,7 +22,7 @@ def test_acknowledgement_of_what_was_never_sent() -> None:
     """An acknowledgement of an unsent frame is an error and settles nothing."""
     sending = Sending()
     sending.write(1)
-    with pytest.raises(ProtocolError, match="frame 2 was acknowledged, only 1 are sent"):
+    with pytest.raises(ProtocolError, match="frame 2 was acknowledged; last sent: 1"):
         sending.update(2)
     assert sending.acknowledged == 0
 
