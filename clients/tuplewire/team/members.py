@@ -27,10 +27,10 @@ logger = event_logger(__name__)
 Data = bytes | bytearray | memoryview
 _TICK_SECONDS = 0.1
 """The maximum wait for a message before times are checked."""
-_JOIN_SECONDS = 0.5
+_JOIN_INTERVAL_SECONDS = 0.5
 _POLL_AFTER_SECONDS = 1.0
 """A member that has waited for this time polls the workers of the members that it waits for."""
-_LOG_SECONDS = 30.0
+_LOG_INTERVAL_SECONDS = 30.0
 _LEAVE_SECONDS = 3.0
 """The maximum time that a leaving member waits until all others leave; with an error, a third of it.
 
@@ -80,12 +80,13 @@ class TeamConnection:
         self._receiver = self._subscription._receiver
         try:
             self._lost_baseline = self._possibly_lost()
+            """The number of messages that were possibly lost before this team; math.inf: not known."""
             self.begin(0, "Team()", timeout)
             next_join = 0.0
             while not self.formation.started:
                 if rank and time.monotonic() >= next_join:
                     self._send(0, self.formation.build_notice(Kind.JOIN, own_id))
-                    next_join = time.monotonic() + _JOIN_SECONDS
+                    next_join = time.monotonic() + _JOIN_INTERVAL_SECONDS
                 self._wait(self.formation.missing_ranks())
         except BaseException:
             self._client.close(0)
@@ -101,29 +102,29 @@ class TeamConnection:
         """Begin a call, which may exchange values several times. timeout: None for no limit."""
         self._number, self._call, self._timeout = number, call, math.inf if timeout is None else timeout
         self._call_started = self._last_logged = time.monotonic()
-        self._next_poll, self._was_expired = self._call_started + _POLL_AFTER_SECONDS, False
+        self._next_poll, self._timed_out = self._call_started + _POLL_AFTER_SECONDS, False
 
     def exchange(self, values: dict[int, Data], sources: Collection[int], kind: Kind) -> dict[int, Data]:
         """Send values to ranks, and return the next values of the sources, in their order.
 
         Both may include this rank. Empties `values`, because values can be large. Raises TeamError.
         """
-        if kind == Kind.VALUE:
+        if kind == Kind.CALL:
             self._matcher.begin(self._number, self._call)
-        got = {self._rank: values.pop(self._rank)} if self._rank in values else {}
+        received = {self._rank: values.pop(self._rank)} if self._rank in values else {}
         unsent = {rank: self._pieces(values.pop(rank), kind) for rank in [*values]}
         while True:
-            for rank in {*sources} - got.keys():
+            for rank in {*sources} - received.keys():
                 if (value := self._matcher.take(rank, kind)) is not None:
-                    got[rank] = value
+                    received[rank] = value
             self._send_pieces(unsent, kind)
-            waits = sorted({rank for rank, rest in unsent.items() if rest}.union({*sources} - got.keys()))
-            if not waits:
-                return {rank: got[rank] for rank in sources}
-            if departed := [rank for rank in waits if self._others[rank].left_at]:
+            awaited = sorted({rank for rank in unsent if unsent[rank]}.union({*sources} - received.keys()))
+            if not awaited:
+                return {rank: received[rank] for rank in sources}
+            if departed := [rank for rank in awaited if self._others[rank].left_at]:
                 text = f"{self._call}: a rank has left the team: {self._describe(departed)}"
                 raise errors.TeamMismatchError(text)
-            self._wait(waits)
+            self._wait(awaited)
 
     def _pieces(self, value: Data, kind: Kind) -> deque[Message]:
         fields = self.formation.team, self._number, self._rank, kind, 0, len(value), 0, self._call
@@ -132,8 +133,8 @@ class TeamConnection:
 
     def _send_pieces(self, unsent: Mapping[int, deque[Message]], kind: Kind) -> None:
         """Send the pieces that the windows and the buffer accept, and confirm the received ones."""
-        streams, sent = self._matcher.streams, True
-        while sent:
+        streams, accepted = self._matcher.streams, True
+        while accepted:
             # Small pieces for several ranks take one frame, which costs the workers less than one for each.
             batch, size = dict[int, TaskMessage](), 0
             for rank, pieces in unsent.items():
@@ -142,8 +143,8 @@ class TeamConnection:
                     payload = pieces[0]._replace(position=stream.sent, taken=stream.taken).pack()
                     batch[rank] = TaskMessage(self._others[rank].task, payload)
                     size += len(payload)
-            sent = bool(batch) and self._client.try_send(batch.values())
-            for rank in batch if sent else ():
+            accepted = bool(batch) and self._client.try_send(batch.values())
+            for rank in batch if accepted else ():
                 unsent[rank].popleft()
                 streams[rank, kind].sent += 1
                 streams[rank, kind].reported = streams[rank, kind].taken
@@ -182,10 +183,10 @@ class TeamConnection:
             other.left_at = previous_read
             if kind == Kind.ABORT and self._abort_error is None:
                 text = bytes(message.body).decode(errors="replace")
-                changed = text.startswith(f"{errors.TeamChangedError.__name__}:")
-                error = errors.TeamChangedError if changed else errors.TeamAbortedError
+                team_changed = text.startswith(f"{errors.TeamChangedError.__name__}:")
+                error = errors.TeamChangedError if team_changed else errors.TeamAbortedError
                 self._abort_error = error(f"rank {rank} has left the team: {text}")
-        elif kind > Kind.START and not self._closing:
+        elif kind in {Kind.CALL, Kind.SEND} and not self._closing:
             other.last_call = message.call or other.last_call
             self._matcher.add(message)
         other.last_message_at = time.monotonic()
@@ -196,16 +197,16 @@ class TeamConnection:
         """Process messages. Raise an error if a rank is lost or has aborted, or the timeout has passed."""
         now = time.monotonic()
         # After the timeout, messages that have arrived before it are read first.
-        expired, self._was_expired = self._was_expired, now - self._call_started >= self._timeout
-        if expired or now >= self._next_poll:
+        timed_out_before, self._timed_out = self._timed_out, now - self._call_started >= self._timeout
+        if timed_out_before or now >= self._next_poll:
             self._poll(ranks)
-        if expired:
+        if timed_out_before:
             text = f"waited {self._timeout:g} s for {len(ranks)} of {len(self._others)} other ranks"
             state = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
             if self._rank and not self.formation.started:
                 state += "; the error of rank 0 names the ranks that have not joined"
             raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._describe(ranks)}{state}")
-        if now - self._last_logged >= _LOG_SECONDS:
+        if now - self._last_logged >= _LOG_INTERVAL_SECONDS:
             self._last_logged = now
             logger.warning("team.waiting", extra={"call": self._call, "ranks": self._describe(ranks)})
         self._receive()
@@ -251,11 +252,11 @@ class TeamConnection:
         note = self.formation.build_notice(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
         now, self._closing = time.monotonic(), True
         seconds = _LEAVE_SECONDS if error is None else _LEAVE_SECONDS / 3
-        recent_after = now - seconds / 2  # a member that has left after this time still reads
+        still_reads_after = now - seconds / 2  # a member that has left after this time still reads
         try:
-            if self._read_at < recent_after:
+            if self._read_at < still_reads_after:
                 self._receive()  # members that have left in the meantime would not read the note
-            unsent = {rank for rank, each in self._others.items() if not 0 < each.left_at < recent_after}
+            unsent = {rank for rank, each in self._others.items() if not 0 < each.left_at < still_reads_after}
             # The last messages of the others would stay in the queue of this task, and delay a drain.
             while time.monotonic() < now + seconds:
                 unsent = {rank for rank in unsent if not self._send(rank, note)}

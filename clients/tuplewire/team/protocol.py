@@ -21,8 +21,8 @@ WINDOW = 16
 """The maximum number of pieces of a stream that were sent, and that the other rank has not confirmed."""
 _HEADER = struct.Struct("<QIHBqQQH")
 
-Kind = IntEnum("Kind", "JOIN PREPARE START LEAVE ABORT VALUE SENT")
-"""The purpose of a message. VALUE, SENT: a piece of a value, in a call of all ranks or of send()."""
+Kind = IntEnum("Kind", "JOIN PREPARE START LEAVE ABORT CALL SEND")
+"""The purpose of a message. CALL, SEND: a piece of a value, in a call of all ranks or of send()."""
 
 
 class Message(NamedTuple):
@@ -73,8 +73,8 @@ class TeamFormation:
     """The state of one member while a team forms: rank 0 collects the ids of all, and starts the team.
 
     JOIN has the random id of its sender, and the team that it is ready for. PREPARE has the ids of all
-    members. A member sends JOIN every 0.5 s until the team has started, which replaces any lost message;
-    copies and old messages have no effect.
+    members. START reports that all are ready. A member sends JOIN every 0.5 s until the team has started,
+    which replaces any lost message; copies and old messages have no effect.
     """
 
     def __init__(self, rank: int, size: int, own_id: bytes) -> None:
@@ -156,7 +156,7 @@ class CallMatcher:
 
     def __init__(self) -> None:
         self.streams: dict[tuple[int, int], PieceStream] = defaultdict(PieceStream)
-        """The streams, by rank and kind (VALUE or SENT)."""
+        """The streams, by rank and kind (CALL or SEND)."""
         self._number, self._call = 0, ""
 
     def begin(self, number: int, call: str) -> None:
@@ -176,7 +176,7 @@ class CallMatcher:
 
     def _check(self, message: Message, number: int) -> None:
         """Compare a piece with this rank's call, if the piece's call has at most this number."""
-        if message.kind == Kind.VALUE and message.number <= number and message.call != self._call:
+        if message.kind == Kind.CALL and message.number <= number and message.call != self._call:
             raise TeamMismatchError(f"{self._call}: rank {message.rank} has called {message.call}")
 
     def take(self, rank: int, kind: int) -> bytearray | None:

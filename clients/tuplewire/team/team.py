@@ -93,7 +93,7 @@ class Team(NotPicklable):
         self._lock = threading.Lock()
         self._failure: errors.TeamError | None = None
         self._closed = False
-        self._numbers = Counter[object]()
+        self._last_numbers = Counter[object]()
         """The numbers of the last calls: of send(), of recv(), and of all other calls together."""
         self._connection = TeamConnection(self.tasks, rank, self._timeout, address=address, **client)
         self.formation_id = self._connection.formation.team
@@ -135,7 +135,7 @@ class Team(NotPicklable):
 
     def __repr__(self) -> str:
         state = self._failure or "open"
-        return f"<Team rank={self.rank} size={self.size} generation={self.formation_id:x} {state}>"
+        return f"<Team rank={self.rank} size={self.size} formation={self.formation_id:x} {state}>"
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -204,8 +204,8 @@ class Team(NotPicklable):
         self, values: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
     ) -> Any:
         """Return this rank's element of the root's list. For errors see all_reduce()."""
-        each = self._one_for_each(values) if self.rank == self._check_rank(root) else {}
-        return self._run("scatter", _one_exchange(each), [root], timeout, f" (root {root})")[root]
+        values_by_rank = self._one_for_each(values) if self.rank == self._check_rank(root) else {}
+        return self._run("scatter", _one_exchange(values_by_rank), [root], timeout, f" (root {root})")[root]
 
     def send(self, rank: int, value: Any, *, timeout: float | None = None) -> None:
         """Send to one rank. Waits while that rank has many unreceived values. For errors see all_reduce()."""
@@ -251,10 +251,10 @@ class Team(NotPicklable):
         with self._exclusive_call():
             if self._failure is not None:
                 raise self._failure
-            kind, key = (Kind.SENT, name) if name in {"send", "recv"} else (Kind.VALUE, "calls")
-            self._numbers[key] += 1
-            call = f"{name} #{self._numbers[key]}{details}"
-            self._connection.begin(self._numbers[key], call, self._timeout if seconds is None else seconds)
+            kind, key = (Kind.SEND, name) if name in {"send", "recv"} else (Kind.CALL, "calls")
+            number = self._last_numbers[key] = self._last_numbers[key] + 1
+            call = f"{name} #{number}{details}"
+            self._connection.begin(number, call, self._timeout if seconds is None else seconds)
             try:
                 while True:
                     outgoing = steps.send(self._connection.exchange(outgoing, sources, kind))
@@ -309,7 +309,7 @@ def unpack_value(data: Data) -> Any:
 
 
 def _one_exchange(values: Mapping[int, Any]) -> Steps:
-    """Return the step of a call with one step; the result is the values of the sources."""
+    """Return the steps of a call with one exchange; its result is the values of the sources."""
     received = yield pack_each(values)
     return {rank: unpack_value(received.pop(rank)) for rank in [*received]}  # one copy at a time
 

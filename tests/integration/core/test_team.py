@@ -239,7 +239,7 @@ def test_messages_of_other_teams_are_dropped_and_counted(pair: Pair) -> None:
     tasks = tasks_of(pair, 2)
     with Client(pair.near.address, topology=TOPOLOGY) as client:
         client.send(tasks[0], b"of another program")
-        client.send(tasks[0], Message(7, 1, 1, Kind.VALUE, call="barrier #1").pack())
+        client.send(tasks[0], Message(7, 1, 1, Kind.CALL, call="barrier #1").pack())
     with ranks_of(stale_messages, tasks, addresses_of(pair)) as ranks:
         assert [each.outcome() for each in ranks] == [2, 0]
 

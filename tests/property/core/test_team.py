@@ -119,7 +119,7 @@ def pieces_of(rank: int, values: dict[int, bytes], calls: dict[int, str]) -> lis
     found: list[Message] = []
     for number, value in values.items():
         for start in range(0, max(1, len(value)), PIECE):
-            about = 1, number, rank, Kind.VALUE, len(found), len(value), 0, calls[number].format(number)
+            about = 1, number, rank, Kind.CALL, len(found), len(value), 0, calls[number].format(number)
             found.append(Message(*about, value[start : start + PIECE]))
     return [each for each in (unpack(each.pack()) for each in found) if each is not None]
 
@@ -139,7 +139,7 @@ def test_pieces_arrive_in_any_order(data: st.DataObject, ranks: int, calls: int)
         matching.add(message)
         while number <= calls:
             for rank, values in got.items():
-                value = matching.take(rank, Kind.VALUE) if number not in values else None
+                value = matching.take(rank, Kind.CALL) if number not in values else None
                 if value is not None:
                     values[number] = value
             if not all(number in values for values in got.values()):
@@ -162,7 +162,7 @@ def test_another_call_is_found_in_any_order(data: st.DataObject, wrong: int) -> 
         matching.begin(1, GATHER.format(1))
         for message in data.draw(st.permutations(pieces)):
             matching.add(message)
-            while matching.take(1, Kind.VALUE) is not None:
+            while matching.take(1, Kind.CALL) is not None:
                 number += 1
                 matching.begin(number, GATHER.format(number))
 
@@ -175,14 +175,14 @@ def test_another_call_is_found_in_any_order(data: st.DataObject, wrong: int) -> 
 def test_the_window_limits_both_sides(actions: list[tuple[bool, int]]) -> None:
     """The receiver never has more pieces than the window, and each confirmation lets the sender continue."""
     matching = CallMatcher()
-    sender, receiver = CallMatcher().streams[1, Kind.SENT], matching.streams[1, Kind.SENT]
+    sender, receiver = CallMatcher().streams[1, Kind.SEND], matching.streams[1, Kind.SEND]
     for sends, count in actions:
         for _ in range(count):
             if sends and sender.sent < sender.confirmed + WINDOW:
-                matching.add(Message(1, 0, 1, Kind.SENT, sender.sent))
+                matching.add(Message(1, 0, 1, Kind.SEND, sender.sent))
                 sender.sent += 1
             elif not sends:
-                matching.take(1, Kind.SENT)
+                matching.take(1, Kind.SEND)
         if receiver.taken >= receiver.reported + WINDOW // 2:
             sender.confirmed = receiver.reported = receiver.taken
     assert sender.sent - receiver.taken == len(receiver.arrived) <= WINDOW

@@ -162,7 +162,7 @@ def test_malformed_values_are_an_error(data: bytes) -> None:
 
 def test_messages_are_their_bytes() -> None:
     """A message has 41 bytes, its call and its body."""
-    value = Message(2**64 - 1, 7, 3, Kind.VALUE, 2**40, 600_000, 2**41, "x" * 300, b"x" * 1000)
+    value = Message(2**64 - 1, 7, 3, Kind.CALL, 2**40, 600_000, 2**41, "x" * 300, b"x" * 1000)
     packed = value.pack()
     assert len(packed) == 41 + 300 + 1000
     assert unpack(packed) == value
@@ -170,7 +170,7 @@ def test_messages_are_their_bytes() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"x" * 40, b"\xff" * 50, Message(1, 1, 1, Kind.VALUE, call="\xff").pack()[:42]],
+    [b"", b"x" * 40, b"\xff" * 50, Message(1, 1, 1, Kind.CALL, call="\xff").pack()[:42]],
     ids=["empty", "short", "no kind", "no text"],
 )
 def test_other_payloads_are_not_messages(payload: bytes) -> None:
@@ -178,7 +178,7 @@ def test_other_payloads_are_not_messages(payload: bytes) -> None:
     assert unpack(payload) is None
 
 
-def value(call: str, number: int, position: int = 0, kind: Kind = Kind.VALUE) -> Message:
+def value(call: str, number: int, position: int = 0, kind: Kind = Kind.CALL) -> Message:
     """Return an empty value of rank 1."""
     return Message(1, number, 1, kind, position, call=call)
 
@@ -205,7 +205,7 @@ def test_another_call_is_an_error(mine: str, theirs: str, *, early: bool) -> Non
     def follow() -> None:
         for step in reversed(steps) if early else steps:
             step()
-        matching.take(1, Kind.VALUE)
+        matching.take(1, Kind.CALL)
 
     with pytest.raises(TeamMismatchError) as told:
         follow()
@@ -227,25 +227,25 @@ def test_a_rank_that_has_skipped_a_call_is_an_error() -> None:
     matching.begin(1, "gather #1 (root 0)")
     matching.add(value("barrier #2", 2))
     with pytest.raises(TeamMismatchError, match=r"gather #1 .*: rank 1 has called barrier #2"):
-        matching.take(1, Kind.VALUE)
+        matching.take(1, Kind.CALL)
 
 
 def test_memory_is_bounded() -> None:
     """A rank that ignores the window is an error, not a full memory."""
     matching = CallMatcher()
     for number in range(WINDOW):
-        matching.add(value(f"send #{number}", number, number, Kind.SENT))
+        matching.add(value(f"send #{number}", number, number, Kind.SEND))
     with pytest.raises(TeamError, match="more than 16 pieces"):
-        matching.add(value("send #16", WINDOW, WINDOW, Kind.SENT))
+        matching.add(value("send #16", WINDOW, WINDOW, Kind.SEND))
 
 
 def test_every_message_confirms_pieces() -> None:
     """A piece has the number of taken pieces; so does a message without a piece, which is not stored."""
     matching = CallMatcher()
-    stream = matching.streams[1, Kind.SENT]
-    matching.add(Message(1, 1, 1, Kind.SENT, taken=3))
-    matching.add(Message(1, 0, 1, Kind.SENT, -1, taken=7))
-    matching.add(Message(1, 2, 1, Kind.SENT, 1, taken=5))
+    stream = matching.streams[1, Kind.SEND]
+    matching.add(Message(1, 1, 1, Kind.SEND, taken=3))
+    matching.add(Message(1, 0, 1, Kind.SEND, -1, taken=7))
+    matching.add(Message(1, 2, 1, Kind.SEND, 1, taken=5))
     assert stream.confirmed == 7
     assert list(stream.arrived) == [0, 1]
 
@@ -287,7 +287,7 @@ def test_a_message_of_a_call_starts_a_member() -> None:
     member.add(prepare)
     team = member.team
     late = prepare._replace(body=THIRD + OTHER)
-    member.add(Message(team, 1, 0, Kind.VALUE))
+    member.add(Message(team, 1, 0, Kind.CALL))
     assert member.started
     assert member.add(late) == []
     assert member.team == team
