@@ -167,13 +167,13 @@ class BaseClient(NotPicklable):
         """Raise FlushTimeoutError if close() dropped messages after waiting for acknowledgements."""
         messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
         if messages and waited:  # close(0) drops messages without an error
-            text = f"{counted(messages, 'message')} not acknowledged after {waited:g} s{sender.problem()}"
-            raise FlushTimeoutError(f"{text}; dropped, but may still arrive")
+            text = f"{counted(messages, 'message')} not acknowledged after {waited:g} s"
+            raise FlushTimeoutError(f"{text}{sender.problem_suffix()}; dropped, but may still arrive")
 
     def _close_seconds_after(self, error: type[BaseException]) -> float:
         """Return the time in seconds that the end of a `with` block waits after an error."""
         # Do not wait for an unreachable worker a second time, after a flush has timed out.
-        if issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.problem():
+        if issubclass(error, FlushTimeoutError) and self._sender and self._sender.problem_suffix():
             return 0.0
         return min(self._settings.flush_timeout_seconds, _MAX_CLOSE_AFTER_ERROR_SECONDS)
 

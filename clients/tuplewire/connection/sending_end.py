@@ -2,7 +2,7 @@
 
 Messages that are accepted while a frame is being written are sent with the next one. Used by the clients, the
 worker's router and connections, and the streamed transports. Owns the send buffer and the stream. Call only
-from the event loop, except close(), abort() and problem(). Design: docs/design/sessions.md.
+from the event loop, except close(), abort() and problem_suffix(). Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SendingEnd(ReconnectingSession):
         super().__init__(address, identity, settings, thread.loop, open_stream, expected_id)
         self.thread = thread
         self._events = events or SendEvents()
-        self.buffer = SendBuffer(address, settings, self._events, self._wake, self.problem)
+        self.buffer = SendBuffer(address, settings, self._events, self._wake, self.problem_suffix)
         self.ack_handler = AckHandler(self.buffer)
         self.loads = ReportedLoads(settings.load_expiry_seconds)
         """The loads that the receiver reports for its tasks."""
@@ -112,7 +112,7 @@ class SendingEnd(ReconnectingSession):
         if not self.connected:  # no frame is written
             self._pressure.refresh(connected=False)
 
-    def problem(self) -> str:
+    def problem_suffix(self) -> str:
         """Return `; ADDRESS is not connected: REASON` as the end of an error; empty if it is reachable."""
         is_reachable = self.connected or (self.counts.connections and not self.ack_handler.disconnected)
         return "" if is_reachable else f"; {self.address} is {self.connection_state}"

@@ -104,10 +104,10 @@ class LoadAwareShuffle(RingGrouping):
         """
         least = [(tier, min(loads[task] for task in members)) for tier, members in tiers]
         for tier, members in tiers:
-            reference_load = min(load for other, load in least if other <= tier)
-            for other, load in least:
-                if other > tier and load < reference_load:
-                    reference_load -= self._admission[other] * (reference_load - load)
+            reference_load = min(load for other_tier, load in least if other_tier <= tier)
+            for other_tier, load in least:
+                if other_tier > tier and load < reference_load:
+                    reference_load -= self._admission[other_tier] * (reference_load - load)
             for task in members:
                 pull = 1 / (1 + ((loads[task] - reference_load) / TOLERANCE) ** 2)
                 weight = self._weight[task] ** (1 - _RECOVERY_STRENGTH) * pull**_LOAD_STRENGTH

@@ -136,9 +136,9 @@ class Tracing:
 
     def should_sample(self) -> bool:
         """Return True to trace a new operation: if the current span is sampled; without a span, at random."""
-        around = trace.get_current_span().get_span_context()
-        if around.is_valid:
-            return around.trace_flags.sampled
+        current = trace.get_current_span().get_span_context()
+        if current.is_valid:
+            return current.trace_flags.sampled
         return random.random() < self._sample  # noqa: S311 - no secret
 
     def start_span(
@@ -152,12 +152,12 @@ class Tracing:
         start_ns: int | None = None,
     ) -> Span:
         """Start a span, which the caller must end. Default parent: the current span; default start: now."""
-        around = None
+        context = None
         if parent is not None:
-            around = trace.set_span_in_context(NonRecordingSpan(_span_context(parent)), contexts.Context())
+            context = trace.set_span_in_context(NonRecordingSpan(_span_context(parent)), contexts.Context())
         return self._tracer.start_span(
             f"{operation} {destination}",
-            around,
+            context,
             _KINDS.get(operation, SpanKind.INTERNAL),
             {
                 "messaging.system": _SYSTEM,

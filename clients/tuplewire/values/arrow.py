@@ -37,12 +37,12 @@ def groups_from_arrow(
     tasks: SupportsIndex | pa.Array,
     payloads: pa.Array,
     source: SupportsIndex | None,
-    encoded: pa.Array | None,
+    headers: pa.Array | None,
 ) -> list[TaskGroup]:
     """Return a group for each task, sorted by task id. The messages of a group keep their order.
 
-    Columns may be of any width or layout, chunked, sliced or dictionary-encoded. encoded: keys and headers;
-    see encode_columns(). For the other arguments and the errors, see TaskMessageBatch.from_arrow().
+    Columns may be of any width or layout, chunked, sliced or dictionary-encoded. headers: encoded keys and
+    headers; see encode_columns(). For the other arguments and the errors, see TaskMessageBatch.from_arrow().
     """
     payloads = binary_column(payloads, "message")
     if payloads.null_count:
@@ -52,14 +52,14 @@ def groups_from_arrow(
     sender = None if source is None else check_task(source)
     if not isinstance(tasks, pa.Array | pa.ChunkedArray):
         task = check_task(tasks)
-        return [_group(task, sender, payloads, encoded)] if len(payloads) else []
+        return [_group(task, sender, payloads, headers)] if len(payloads) else []
     order, runs = runs_by_task(tasks, len(payloads), "payloads")
     payloads = payloads.take(order)
-    encoded = None if encoded is None else encoded.take(order)
+    headers = None if headers is None else headers.take(order)
     groups = []
     for task, start, count in runs:
-        encoded_run = None if encoded is None else encoded.slice(start, count)
-        groups.append(_group(task, sender, payloads.slice(start, count), encoded_run))
+        headers_run = None if headers is None else headers.slice(start, count)
+        groups.append(_group(task, sender, payloads.slice(start, count), headers_run))
     return groups
 
 
@@ -155,9 +155,9 @@ def repeat_column(values: Sequence[int | None], counts: Sequence[int], kind: pa.
     return pa.Array.from_buffers(kind, rows, [valid.buffers()[1], column.buffers()[1]])
 
 
-def _group(task: int, source: int | None, payloads: pa.Array, encoded: pa.Array | None) -> TaskGroup:
+def _group(task: int, source: int | None, payloads: pa.Array, headers: pa.Array | None) -> TaskGroup:
     lengths, data = _lengths_and_data(payloads)
-    header_lengths, header_data = (b"", b"") if encoded is None else _lengths_and_data(encoded)
+    header_lengths, header_data = (b"", b"") if headers is None else _lengths_and_data(headers)
     if not header_data:  # no message to this task has a key or headers, so the group has no such column
         return TaskGroup(task, source, lengths, data)
     return TaskGroup(task, source, lengths, data, header_lengths=header_lengths, header_data=header_data)
