@@ -96,9 +96,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             self.worker.on_membership_poll(request.membership_poll_seconds)
         status = await self.status(request)
         max_clients, may_list = min(request.max_clients, MAX_CLIENTS), access.may_list
-        shown_identities = set(islice((who for who in status.identities if may_list(who)), max_clients))
-        for who in set(status.identities) - shown_identities:
-            del status.identities[who]
+        shown_identities = set(islice(filter(may_list, status.identities), max_clients))
+        for identity in set(status.identities) - shown_identities:
+            del status.identities[identity]
         if max_clients:
             consumers = self.worker.router.queues.consumer_statuses()
             add_clients(status, self.worker.servers.session_statuses(), consumers, max_clients, may_list)

@@ -83,9 +83,9 @@ def _installed() -> Iterable[EntryPoint]:
 
 def _load_class(name: str) -> Any:
     # Configurations of Storm name a Java class here, which Python cannot import.
-    ours = tuplewire_transport(name)
-    if ours is not None:
-        raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm: write {ours!r} instead")
+    replacement = tuplewire_transport(name)
+    if replacement is not None:
+        raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm: write {replacement!r} instead")
     load = next((point.load for point in _installed() if point.name == name), None)
     # A name without a dot cannot be a class, so the list of transports helps more than an import error.
     if load is None and ":" not in name and "." not in name:

@@ -223,7 +223,7 @@ class RecvStream:
                 raise MalformedError(f"unexpected request of kind {kind} after the subscribe")
 
     async def _write(self) -> None:
-        sequence, ack_requests = 0, AckRequestPolicy()
+        frame_sequence, ack_requests = 0, AckRequestPolicy()
         stream, subscription, wake = self.stream, self.subscription, self.wake
         while not self._closing:
             wake.clear()
@@ -245,8 +245,8 @@ class RecvStream:
                 unlimited = self.max_response_bytes >> 31  # no message of protobuf is larger
                 parts = (deliveries,) if unlimited else _split_to_fit(deliveries, self.max_response_bytes)
                 for part in parts:
-                    sequence += 1
-                    data = encode_deliveries(sequence, part, ack_requested=ack_requested)
+                    frame_sequence += 1
+                    data = encode_deliveries(frame_sequence, part, ack_requested=ack_requested)
                     await stream.write(data)
                 # Messages that arrive during the pause share a frame; see docs/design/credit.md (pacing).
                 if wait := self._pacer.record_write(time.monotonic(), len(data)):
@@ -290,11 +290,11 @@ async def _cursor_batches(cursors: Iterable[pb.TaskCursor]) -> AsyncIterator[lis
     batch: list[pb.TaskCursor] = []
     batch_size = 0
     for cursor in cursors:
-        task, number = check_task(cursor.task), 0
+        task, last_number = check_task(cursor.task), 0
         for count, each in enumerate(cursor.rejections, 1):
-            if each.number <= number:
-                raise MalformedError(f"task {task}: rejection {each.number} is not above {number}")
-            number = each.number
+            if each.number <= last_number:
+                raise MalformedError(f"task {task}: rejection {each.number} is not above {last_number}")
+            last_number = each.number
             each.reason = each.reason[:MAX_REASON_CHARS]
             if count % _CURSORS_PER_TURN == 0:
                 await asyncio.sleep(0)

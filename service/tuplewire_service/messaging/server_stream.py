@@ -227,8 +227,8 @@ def check_receiver(worker_id: str, topology: str, peer: str, request: Any) -> No
     # docs/design/moves.md (hops and worker identity).
     if request.expected_worker_id not in {"", worker_id}:
         raise WrongWorkerError(
-            f"this is worker {worker_id!r}, the {peer} means {request.expected_worker_id!r}: one of the two "
-            "has a wrong id, or the assignment a wrong address"
+            f"this is worker {worker_id!r}, but the {peer} expects {request.expected_worker_id!r}: one of "
+            "the two has a wrong id, or the assignment a wrong address"
         )
     if request.topology != topology:
         raise WrongTopologyError(

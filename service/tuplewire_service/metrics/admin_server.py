@@ -15,7 +15,7 @@ from tuplewire_service.metrics.http_server import HttpResponse, HttpServer
 
 logger = event_logger(__name__)
 
-_PATHS = """Tuplewire worker
+_INDEX_TEXT = """Tuplewire worker
 
 /metrics  counts and gauges, for Prometheus
 /livez    200 if the event loop responds, else 503 and the problem
@@ -42,7 +42,7 @@ class AdminServer(HttpServer):
         self._exemplars = exemplars
         self._scraped = threading.Event()
         pages = {
-            "/": lambda _: HttpResponse(_PATHS),
+            "/": lambda _: HttpResponse(_INDEX_TEXT),
             "/metrics": self._metrics,
             "/livez": lambda _: _probe_response("live", live_problem),
             "/readyz": lambda _: _probe_response("ready", ready_problem),

@@ -158,8 +158,8 @@ class WorkerCollector(Collector):
         family = GaugeMetricFamily("tuplewire_identity_senders", _IDENTITIES, labels=["identity", "state"])
         for state, field in (("connected", "sharing"), ("resumable", "resumable")):
             sums = Counter[str]()
-            for who, counts in identities.items():
-                sums[names[who]] += getattr(counts, field)
+            for identity, counts in identities.items():
+                sums[names[identity]] += getattr(counts, field)
             for name, count in sums.items():
                 family.add_metric([name, state], count)
         return family

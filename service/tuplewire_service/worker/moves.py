@@ -98,7 +98,7 @@ class Move:
         return any(_is_behind(group, old.connection, self.own_number, self.own_number) for old in self.routes)
 
     def must_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Return True if messages must wait, see is_behind_old_route(), or if earlier ones are waiting."""
+        """Return True if messages must wait: behind an old route, or behind earlier ones that wait."""
         waiting = self.held_by_entry_worker.get(entry_worker_of(group, inbound, self.own_number))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True

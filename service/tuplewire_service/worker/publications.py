@@ -196,7 +196,7 @@ class Publications:
         epochs: list[SinkEpoch] = []
         remaining_entries = MAX_OWNER_ENTRIES
         for (owner, name), last in reversed(self._last_epochs.items()):
-            # Without a run, no other run ever publishes the epoch.
+            # No other run ever publishes an epoch without a run, so no worker needs to know it.
             if last.epoch < 0 or not (last.run or last.started_run):
                 continue
             remaining_entries -= len(last.contents)

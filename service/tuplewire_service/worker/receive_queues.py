@@ -54,7 +54,7 @@ class ReceiveQueues:
     _leaving: dict[int, TaskQueue] = field(default_factory=dict)
     _active_tasks: set[int] = field(default_factory=set)
     _last_sequences: dict[int, int] = field(default_factory=dict)
-    _start: int = 0
+    _common_start: int = 0
     _early_tasks: set[int] = field(default_factory=set)
     _watched_count: int = 0
 
@@ -90,7 +90,7 @@ class ReceiveQueues:
         # A task may return before its queue was forwarded.
         queue = self._leaving.pop(task, None)
         if queue is None:
-            start = self._last_sequences.pop(task, self._start)
+            start = self._last_sequences.pop(task, self._common_start)
             queue = TaskQueue(task, DeliveryLog(start, start, start), QueueTimes(start), start)
         self._queues[task] = queue
         self._active_tasks.add(task)
@@ -125,10 +125,11 @@ class ReceiveQueues:
                 self.observer.on_moved(task)
             # The offset of a reader may contain a sequence of this worker, so no sequence is used twice. The
             # common start covers the tasks with lower sequences.
-            if queue.log.tail > self._start:
+            if queue.log.tail > self._common_start:
                 self._last_sequences[task] = queue.log.tail
                 if len(self._last_sequences) > _MAX_LAST_SEQUENCES:
-                    self._start = max(self._start, self._last_sequences.pop(next(iter(self._last_sequences))))
+                    forgotten = self._last_sequences.pop(next(iter(self._last_sequences)))
+                    self._common_start = max(self._common_start, forgotten)
         return groups
 
     def is_settled(self, task: int) -> bool:

@@ -128,12 +128,12 @@ class Sinks:
         workers = [worker for worker, _ in self._previous_owners.values()]
         return self.publications.register_run(sink, epoch, run), workers
 
-    def on_assignment(self, before: Assignment | None, now: Assignment) -> None:
+    def on_assignment(self, previous: Assignment | None, current: Assignment) -> None:
         """Record that an assignment has replaced another one."""
         # Previous workers may still drain, and know published epochs; begin_run() returns them.
-        for each in before.workers if before is not None else ():
+        for each in previous.workers if previous is not None else ():
             self._previous_owners[each.peer] = each, time.monotonic()
-        for each in now.workers:
+        for each in current.workers:
             self._previous_owners.pop(each.peer, None)
         self.resume()
 

@@ -31,10 +31,10 @@ _Contexts = Mapping[TraceParent, int]
 
 @dataclass(slots=True, eq=False)
 class _QueuedGroup:
-    """Messages with contexts in a task's queue, up to the sequence `last`. `span` is their time there."""
+    """Messages with contexts in a task's queue, up to `last_sequence`. `span` is their time there."""
 
     log: DeliveryLog
-    last: int
+    last_sequence: int
     arrived_ns: int
     accepted_micros: int
     contexts: _Contexts
@@ -71,10 +71,10 @@ class WorkerObserver:
             queued = _QueuedGroup(log, log.tail, time.time_ns(), group.accepted_micros, contexts)
             self._queued.setdefault(group.task, deque()).append(queued)
 
-    def on_delivered(self, task: int, last: int, histogram: Durations) -> None:
-        """Record that a consumer got messages up to the sequence `last`. `histogram` has waiting times."""
+    def on_delivered(self, task: int, last_sequence: int, histogram: Durations) -> None:
+        """Record that a consumer got messages up to `last_sequence`. `histogram` has waiting times."""
         now_ns = time.time_ns()
-        for each in _pop_through(self._queued, task, last):
+        for each in _pop_through(self._queued, task, last_sequence):
             each.span = self._record_spans("queue", task, each.contexts, each.arrived_ns, {})
             if each.span is not None:
                 histogram.add_exemplar((now_ns - each.arrived_ns) / 1e9, parse_ids(each.span))
@@ -140,10 +140,10 @@ class WorkerObserver:
         return last_span
 
 
-def _pop_through(by_task: dict[int, deque[_QueuedGroup]], task: int, last: int) -> Iterator[_QueuedGroup]:
+def _pop_through(by_task: dict[int, deque[_QueuedGroup]], task: int, sequence: int) -> Iterator[_QueuedGroup]:
     """Remove and yield the entries that end at or before a sequence."""
     queued = by_task.get(task)
-    while queued and queued[0].last <= last:
+    while queued and queued[0].last_sequence <= sequence:
         yield queued.popleft()
     if queued is not None and not queued:
         del by_task[task]

@@ -51,7 +51,7 @@ def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
     with one_worker("w", directory=tmp_path, tasks=[0]) as worker, ControlClient(worker.address) as control:
         answer = talk(worker, SEND, [hello(expected_worker_id="v")])
         assert answer.error == "WRONG_WORKER"
-        assert "this is worker 'w', the sender means 'v'" in answer.details
+        assert "this is worker 'w', but the sender expects 'v'" in answer.details
         assert [talk(worker, SEND, [hello(expected_worker_id=each)]).error for each in ("w", "")] == ["", ""]
         assert [
             talk(worker, RECV, [subscribe(0, expected_worker_id="v")]).error,
@@ -59,9 +59,9 @@ def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
             talk(worker, SEND, [hello(expected_worker_id="v", topology="other")]).error,
         ] == ["WRONG_WORKER"] * 3
         groups = [TaskGroup.of(0, [b"x"])]
-        with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
+        with pytest.raises(WrongWorkerError, match="the sink expects 'v'"):
             control.stage(first_piece("s", 1, "a", groups, "v", "other"))
-        with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
+        with pytest.raises(WrongWorkerError, match="the sink expects 'v'"):
             control.publish(control_pb2.PublishRequest(topology="other", sink="s", expected_worker_id="v"))
         assert publish(control, "s", 1, groups, worker_id="w") == 1
 

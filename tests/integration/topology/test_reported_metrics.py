@@ -87,7 +87,7 @@ def test_reports_are_in_the_status(control: ControlClient) -> None:
 
 def test_refusals_are_named(control: ControlClient) -> None:
     """Reports for another worker or topology are refused with specific errors."""
-    with pytest.raises(WrongWorkerError, match="the program means 'b'"):
+    with pytest.raises(WrongWorkerError, match="the program expects 'b'"):
         control.report_program(report(expected_worker_id="b"))
     with pytest.raises(WrongTopologyError, match="the program belongs to 'other'"):
         control.report_program(report(topology="other"))

@@ -299,9 +299,9 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         self._send_frame(FrameKind.DONE)
 
     async def end(self) -> TuplewireError:
-        ended = UnreachableError(f"{self._address}: the stream ended")
-        self.disconnect(ended)
-        return self.failure or ended
+        error = UnreachableError(f"{self._address}: the stream ended")
+        self.disconnect(error)
+        return self.failure or error
 
     def close(self) -> None:
         """Close the connection, which ends the stream for the other side."""
