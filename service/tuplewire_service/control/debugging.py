@@ -90,7 +90,7 @@ def _router_state(worker: Worker) -> dict[str, Any]:
     router = worker.router
     return {
         "router": repr(router),
-        "waits_for": worker.drain_wait,
+        "waits_for": worker.waits_for,
         "move_count": router.move_count,
         "blocked": [{"task": task, "worker": where} for task, where in router.connections.blocked_tasks()],
         "exhausted_tasks": sorted(worker.servers.tasks_without_credit()),

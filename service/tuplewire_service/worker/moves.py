@@ -267,7 +267,7 @@ class Moves:
         held = (groups for move in self.by_task.values() for groups in move.held_by_entry_worker.values())
         return (group for groups in held for group, _ in groups)
 
-    def old_owners(self, min_age_seconds: float = 0.0) -> set[Peer]:
+    def previous_owners(self, min_age_seconds: float = 0.0) -> set[Peer]:
         """Return the workers with an old route whose move started at least `min_age_seconds` ago."""
         since = self.clock() - min_age_seconds
         return {old.peer for move in self.by_task.values() for old in move.routes if move.started_at <= since}

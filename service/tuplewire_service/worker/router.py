@@ -59,7 +59,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         on_departures: Callable[[Sequence[Departure], Sequence[Departure]], None],
         observer: WorkerObserver | None = None,
     ) -> None:
-        """On a departure report, call `on_departures(reported, new)`; `new` omits known ones and sinks."""
+        """On a departure report, call `on_departures(reported, new)`; the new ones are without sinks."""
         self.table, self.newest_peer_version = RoutingTable(settings.worker_id), 0
         """The routes, and the newest assignment version that other workers have reported in a frame."""
         self._settings = settings
@@ -67,7 +67,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._ledger = Ledger()
         self.changed = asyncio.Event()  # set after each change that wait_until() may wait for
         self._drops = Drops(self._ledger)
-        self._dead: set[Peer] = set()
+        self._dead_peers: set[Peer] = set()
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
         self.rejections = Rejections(settings, self._ledger, self.recv, self.can_route)
         self.queues = ReceiveQueues(settings, self._on_acknowledged, self.table.not_local_error, observer)
@@ -83,7 +83,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         events = SendEvents(
             on_settled=self._on_settled,
             on_released=self._on_released,
-            on_disconnected=partial(asyncio.get_running_loop().call_soon, self.refresh),
+            on_disconnected=partial(asyncio.get_running_loop().call_soon, self.refresh_connections),
             on_departed=self.on_workers_departed,
             get_departures=self.departures.all_departures,
             get_assignment_version=partial(getattr, self.table, "version"),
@@ -123,9 +123,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._transfer.send_all()  # send by the old routes
         previous_owners = self.table.other_owners
         self.table.replace(assignment)
-        self._dead.difference_update(worker.peer for worker in assignment.workers)
+        self._dead_peers.difference_update(worker.peer for worker in assignment.workers)
         self._begin_moves(previous_owners, self.queues.set_local_tasks(self.table.local_tasks))
-        self.refresh()
+        self.refresh_connections()
         self._advance_moves()
         self.changed.set()
         counts = {"local_tasks": len(self.table.local_tasks), "peers": len(self.table.other_owners)}
@@ -134,13 +134,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
             logger.warning("dead_letter_task.not_assigned", extra={"task": letter})
         return True
 
-    def _begin_moves(self, old_owners: Iterable[AssignedWorker], removed: Iterable[int]) -> None:
+    def _begin_moves(self, previous_owners: Iterable[AssignedWorker], removed_tasks: Iterable[int]) -> None:
         """Hold new messages for each task that has moved, until its old route is empty."""
-        for task in removed:
+        for task in removed_tasks:
             self.rejections.release_originals(task)  # 1. The move waits until all messages are released.
             self._moves.get_or_start(task)
         after = {worker.peer: worker.tasks for worker in self.table.other_owners}
-        for worker in old_owners:
+        for worker in previous_owners:
             tasks = after.get(worker.peer, ())
             if tasks == worker.tasks:
                 continue
@@ -149,7 +149,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._hold_behind_old_route(worker.peer, lost_tasks)
             self._forget_sequences(lost_tasks)
 
-    def refresh(self) -> None:
+    def refresh_connections(self) -> None:
         """Connect to the owners of outbound tasks, and to previous owners until their tasks have moved.
 
         A previous owner is lost if it is unreachable and not assigned. For drains, see docs/design/moves.md.
@@ -158,14 +158,14 @@ class Router(IConnectionCallback, ISubscriptionSource):
             return
         # Departures come first: afterwards, the messages of a departed worker count as released.
         self._moves.successors.refresh(self.departures, self.connections.unreleased_by_peer())
-        assigned = {worker.peer for worker in self.table.workers}
         successors = self._moves.successors.peers
         needed = self.table.required_peers(successors, include_all=self._is_draining() and self.must_announce)
-        former = self._moves.old_owners()
-        overdue = self._moves.old_owners(REROUTE_SECONDS) - assigned
-        lost = {peer for peer in overdue if not self.connections.is_connected(peer)} | (former & self._dead)
+        previous_owners = self._moves.previous_owners()
+        overdue = self._moves.previous_owners(REROUTE_SECONDS) - {each.peer for each in self.table.workers}
+        lost = {peer for peer in overdue if not self.connections.is_connected(peer)}
+        lost |= previous_owners & self._dead_peers
         self._moves.mark_lost(lost)
-        kept = (former | successors).union(each.peer for each in self.table.other_owners) - lost
+        kept = (previous_owners | successors).union(each.peer for each in self.table.other_owners) - lost
         self.connections.refresh(needed, kept, lost)
         self.connections.release_departed(self.departures.cleanly_departed)
         self._reclaim_from_departed()
@@ -173,7 +173,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _reclaim_from_departed(self) -> None:
         """Reroute messages that departed workers had not accepted, after those that they had forwarded."""
         self._transfer.send_all()  # send by the old routes
-        ended = self.connections.find_ended_peers(self.departures, self._moves.old_owners())
+        ended = self.connections.find_ended_peers(self.departures, self._moves.previous_owners())
         for peer, tasks in ended.items():
             self._hold_behind_old_route(peer, tuple(tasks))
             self._moves.mark_lost({peer})
@@ -181,10 +181,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def mark_dead(self, peers: Collection[Peer]) -> None:
         """Treat peers as dead until assigned again. The next assignment reroutes or drops their messages."""
-        self._dead.update(peers)
+        self._dead_peers.update(peers)
 
     def _advance_moves(self, tasks: Iterable[int] | None = None) -> None:
-        """Route messages that leave local queues, and held ones with empty old routes; None: of all tasks."""
+        """Route messages to tasks (None: all) that leave local queues, or wait behind empty old routes."""
         if not self._moves.by_task:
             return
         moving = self._moves.filter_moving(tasks)
@@ -236,7 +236,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         sender_is_ahead = version > self.table.version and inbound.worker_number
         if sender_is_ahead:
             self.newest_peer_version = max(self.newest_peer_version, version)
-        now_micros, assign = time.time_ns() // 1000, self._entry_sequences.assign_sequence
+        now_micros, assign_sequence = time.time_ns() // 1000, self._entry_sequences.assign_sequence
         # 1. Only programs are refused for an old version: no worker has accepted their messages yet.
         stale = 0 < version < self.table.version and not inbound.worker_number
         for group in batch.groups:
@@ -252,8 +252,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not (task in self.table.owner_by_task or task in moving or self.can_route(task)):  # 3.
                     batch.refuse(group, self.table.not_local_error(task))
                     continue
-                retained = inbound.acks_releases
-                group = assign(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
+                group = assign_sequence(group, now_micros, retained_upstream=inbound.acks_releases)  # noqa: PLW2901
             if sender_is_ahead:  # 4. By this newer assignment, the task belongs here.
                 self._accept_early(task)
             # 5. and 6.
@@ -262,7 +261,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not group.path:
                     batch.refuse(group, self.table.not_local_error(task))  # 6.
                     continue
-                self._drops.drop_unroutable(group, inbound)  # 6. Its program was notified of acceptance.
+                self._drops.drop_unroutable(group, inbound)  # 6. Its entry worker has accepted it.
             self._ledger.accepted += group.count
         self._transfer.send_all()
         if self.taps.open_taps:
@@ -289,7 +288,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Queue messages locally or for transfer; return False if no worker owns their task."""
         if self.observer is not None:
             inbound = self.observer.wrap_forwarded(group, inbound, self.place_of)
-        owner, moves, move, connection = self.table.owner_by_task.get(group.task), self._moves, None, None
+        owner, moves = self.table.owner_by_task.get(group.task), self._moves
+        move = connection = None
         if moves.by_task or moves.successors.by_task:  # otherwise all messages of a task take one route
             move, connection = moves.destination_of(group, inbound, None if owner is None else owner.peer)
         if connection is not None:
@@ -297,6 +297,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         elif not self.queues.put(group, inbound):
             if owner is None:
                 return False
+            # record_route() needs the connection that put() will use.
             connection = None if move is None else self.connections.get_or_open(owner.peer)
             self._transfer.put(group, inbound)
         if move is not None:
@@ -363,7 +364,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         new = self.departures.merge(departures)
         self._on_departures(departures, new)
         self._moves.successors.add_departures(new, self.connections.unreleased_by_peer())
-        self.refresh()
+        self.refresh_connections()
         self._advance_moves()
 
     def ledger(self) -> LedgerSnapshot:

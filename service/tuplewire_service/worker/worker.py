@@ -88,30 +88,31 @@ class Worker:
     def __init__(
         self,
         settings: WorkerSettings,
-        programs: IContext,
+        program_context: IContext,
         incarnation: int | None = None,
-        peers: IContext | None = None,
-        advertise: str = "",
+        peer_context: IContext | None = None,
+        advertised_address: str = "",
         own_program_context: StreamedContext | None = None,
     ) -> None:
         """Create a worker.
 
         Args:
-            programs: The transport that programs use.
+            program_context: The transport that programs use.
             incarnation: The start of the process, in nanoseconds since 1970; None: now.
-            peers: The transport between workers; None: the same.
-            advertise: The address that other processes use, with or without a port; empty: the bound address.
+            peer_context: The transport between workers; None: the same.
+            advertised_address: The address for other processes, with or without a port; empty: the bound one.
             own_program_context: The transport for a program in this process; None: there is none.
 
         Raises:
             ConfigError: A transport is not a StreamedContext.
         """
-        programs, peers = require_streamed(programs), None if peers is None else require_streamed(peers)
+        program_context = require_streamed(program_context)
+        peer_context = None if peer_context is None else require_streamed(peer_context)
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
         self.state = WorkerState.STARTING
-        self.drain_wait = "the drain to begin"
-        """The current wait of drain()."""
+        self.waits_for = "the drain to begin"
+        """The current wait of drain(), as text."""
         self.delivery_finished = asyncio.Event()
         """Set when drain() has delivered or dropped all messages, before it closes the servers."""
         self.predecessor_possibly_lost = 0
@@ -122,14 +123,14 @@ class Worker:
         """Called when the state changes."""
         self._clock = asyncio.get_running_loop().time
         self._membership_deadline = 0.0  # the time until which a membership moves tasks of this worker
-        self.servers = Servers(programs, peers, own_program_context, settings.topology)
+        self.servers = Servers(program_context, peer_context, own_program_context, settings.topology)
         self.program: AttachedProgram | None = None
         """The program in this process: readiness includes it, and a drain waits for its work."""
         self.program_loads: Mapping[int, float] = {}
         """The loads of the program's tasks, 0 to 1; a load counts if it exceeds that of the queue."""
         self.congested_tasks: frozenset[int] = frozenset()
         """Congested tasks; see find_congested()."""
-        self._advertise = advertise
+        self._advertised_address = advertised_address
         self._intake = AcceptedPeers.ALL
         self._intake_lock = asyncio.Lock()
         self._periodic_tasks: list[asyncio.Task[None]] = []
@@ -137,7 +138,7 @@ class Worker:
         self.router = Router(
             settings,
             self.incarnation,
-            peers or programs,
+            peer_context or program_context,
             lambda: self.state is WorkerState.DRAINING,
             self._on_departures,
             None if tracing is None else WorkerObserver(tracing, settings.worker_id),
@@ -159,7 +160,7 @@ class Worker:
             self._check_ready()
             await self._update_intake()
             self._report_load()
-            self.router.refresh()
+            self.router.refresh_connections()
             self.sinks.resume()
             self.router.changed.set()
             # React faster during the start and the drain.
@@ -175,15 +176,15 @@ class Worker:
     def _check_worker_id(self) -> None:
         if self.assignment is None:
             return
-        servers = self.servers
-        own = [*own_endpoints(servers.addresses, self._advertise), *own_endpoints(servers.peer_addresses)]
-        reason = find_id_mismatch(self.assignment, self.settings.worker_id, own)
+        endpoints = [*own_endpoints(self.servers.addresses, self._advertised_address)]
+        endpoints += own_endpoints(self.servers.peer_addresses)
+        reason = find_id_mismatch(self.assignment, self.settings.worker_id, endpoints)
         if reason and reason != self.router.table.id_mismatch and self.state is not WorkerState.DRAINING:
             logger.error("worker.id_mismatch", extra={"reason": reason})
         self.router.table.id_mismatch = reason
 
     async def _update_intake(self) -> None:
-        """Accept programs only while the assignment names this worker; otherwise they keep their messages."""
+        """Refuse programs while the assignment does not name this worker: they keep their messages."""
         async with self._intake_lock:
             # A drain sets the intake without this method.
             intake = AcceptedPeers.WORKERS if self.router.table.id_mismatch else AcceptedPeers.ALL
@@ -221,7 +222,7 @@ class Worker:
         0. If a membership polls this worker, it moves the tasks to other workers. All may still send.
         1. Moves, forwarded messages and staged messages of sinks get at most half of the time. Only workers
            may send, and the program in this process.
-        2. Consumers and other workers accept the held messages. Only such workers and the program may send.
+        2. Consumers and other workers accept held messages. Only draining workers and the program may send.
         3. The same, while no worker may send.
         4. If stage 1 has new work, it starts again, within the same half of the time.
         5. The departure is announced, and the connections and servers are closed.
@@ -235,10 +236,10 @@ class Worker:
         router = self.router
         router.rejections.send_immediately()
         self._enter_state(WorkerState.DRAINING)
-        router.refresh()  # connections to all workers, for the departure notice, open during the drain
-        # 0. Senders do not notice the restart of a worker without tasks.
-        self.drain_wait = "a membership to move the tasks to other workers"
-        limit = min(moves_deadline, self._membership_deadline)  # in this order, NaN has no effect
+        router.refresh_connections()  # connections for the departure notice open during the drain
+        # 0. Once a worker has no tasks, its restart does not affect senders.
+        self.waits_for = "a membership to move the tasks to other workers"
+        limit = min(moves_deadline, self._membership_deadline)  # in this order, a caller's NaN has no effect
         await router.wait_until(lambda: not (router.table.local_tasks or router.move_count), limit)
 
         def has_in_flight() -> bool:
@@ -253,14 +254,14 @@ class Worker:
             return must_repeat() or not (router.move_count or held or busy)
 
         while True:
-            self.drain_wait = "programs to end their streams"
+            self.waits_for = "programs to end their streams"
             # 1. Held messages may depend on messages that other workers still have to forward.
             async with self._intake_lock:
                 await self.servers.set_accepted_peers(AcceptedPeers.WORKERS)
-            self.drain_wait = "messages in flight to other workers"
+            self.waits_for = "messages in flight to other workers"
             await router.wait_until(lambda: not has_in_flight(), moves_deadline)
             # 2. The messages of another draining worker would be lost with it.
-            self.drain_wait = "messages that are held, and other workers to end their streams"
+            self.waits_for = "messages that are held, and other workers to end their streams"
             await self.servers.set_accepted_peers(AcceptedPeers.DRAINING_WORKERS)
             await router.wait_until(may_continue, deadline)
             if not must_repeat():
@@ -268,7 +269,7 @@ class Worker:
                 await self.servers.set_accepted_peers(AcceptedPeers.OWN_PROGRAM)
                 # Wait for messages that were received before the intake stopped.
                 await router.wait_until(may_continue, deadline)
-            # 4. A restarted worker does not know the move, so it must end here.
+            # 4. A worker that restarts does not know the move, so the move must end first.
             if not must_repeat():
                 break
         # 5. The program may send messages of its own until now.
@@ -276,26 +277,26 @@ class Worker:
             await run_in_thread(self.program.disconnect)
         for task in self._periodic_tasks:
             task.cancel()
-        self.drain_wait = "connections to all other workers, to announce the departure"
-        router.refresh()
+        self.waits_for = "connections to all other workers, to announce the departure"
+        router.refresh_connections()
         # Also past the deadline: without a notice, senders wait for this worker while it is assigned.
-        goodbye_deadline = self._clock() + _DEPARTURE_NOTICE_SECONDS if router.must_announce else 0.0
+        notice_deadline = self._clock() + _DEPARTURE_NOTICE_SECONDS if router.must_announce else 0.0
         # No event reports that a connection has opened.
-        while router.connections.disconnected_workers and self._clock() < goodbye_deadline:  # noqa: ASYNC110
+        while router.connections.disconnected_workers and self._clock() < notice_deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-        self.drain_wait = "connections to other workers to close"
+        self.waits_for = "connections to other workers to close"
         publications = self.sinks.publications
         timeout = max(0.1, deadline - self._clock())
         await router.close(timeout, publications.reportable_epochs(), publications.unpublished_by_task())
         self.delivery_finished.set()
-        self.drain_wait = "servers to close"
+        self.waits_for = "servers to close"
         await self.servers.close()
-        self.drain_wait = "transports to end"
+        self.waits_for = "transports to end"
         self._enter_state(WorkerState.STOPPED)
         return router.ledger()
 
     def on_membership_poll(self, interval: float) -> None:
-        """Let a drain wait for a program that calls this every `interval` seconds and moves tasks."""
+        """Let a drain wait for a membership that moves tasks, and polls every `interval` seconds."""
         if self.state is not WorkerState.DRAINING:  # there may be no other worker for the tasks
             self._membership_deadline = self._clock() + 2 * interval
 
@@ -329,8 +330,8 @@ class Worker:
         A worker that has left the assignment continues, and forwards the messages. Raises DrainingError while
         the worker drains or after it stopped, and NotReadyError while no assignment names it.
         """
-        ended = {WorkerState.STOPPED} if is_continuation else {WorkerState.DRAINING, WorkerState.STOPPED}
-        if self.state in ended:
+        refused = {WorkerState.STOPPED} if is_continuation else {WorkerState.DRAINING, WorkerState.STOPPED}
+        if self.state in refused:
             raise DrainingError("the worker is draining; write again later, or at another one")
         if not (is_continuation and self.assignment) and (error := self.router.not_ready_error) is not None:
             raise error
