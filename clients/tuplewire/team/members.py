@@ -183,9 +183,12 @@ class TeamConnection:
             other.left_at = previous_read
             if kind == Kind.ABORT and self._abort_error is None:
                 text = bytes(message.body).decode(errors="replace")
-                team_changed = text.startswith(f"{errors.TeamChangedError.__name__}:")
+                name, _, reason = text.partition(": ")
+                team_changed = name == errors.TeamChangedError.__name__
                 error = errors.TeamChangedError if team_changed else errors.TeamAbortedError
-                self._abort_error = error(f"rank {rank} has left the team: {text}")
+                # A rank that left because of another one may be heard first: it repeats that one's text.
+                is_repeated = name == errors.TeamAbortedError.__name__
+                self._abort_error = error(reason if is_repeated else f"rank {rank} has left the team: {text}")
         elif kind in {Kind.CALL, Kind.SEND} and not self._closing:
             other.last_call = message.call or other.last_call
             self._matcher.add(message)
