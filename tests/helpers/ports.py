@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 from pathlib import Path
 
-_CHANCE = random.SystemRandom()  # a fixed seed would give parallel tests the same ports
-_LOWEST, _EPHEMERAL = 10_000, 32_768
-"""From the second number on, Linux assigns ports to programs that request any free port."""
+_CHANCE = random.SystemRandom()  # a fixed seed would give parallel runs the same ports
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
+_LOWEST, _HIGHEST = 10_000 + _PROCESS * 2_800, 12_800 + _PROCESS * 2_800
+"""Each process of pytest has its own ports, because another test must not take the port of a stopped worker.
+From 32,768 on, Linux assigns ports to programs that request any free port."""
 
 
 def free_port() -> int:
     """Return a free port that Linux does not assign automatically."""
     while True:
-        port = _CHANCE.randrange(_LOWEST, _EPHEMERAL)
+        port = _CHANCE.randrange(_LOWEST, _HIGHEST)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
