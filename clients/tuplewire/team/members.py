@@ -186,7 +186,7 @@ class TeamConnection:
                 name, _, reason = text.partition(": ")
                 team_changed = name == errors.TeamChangedError.__name__
                 error = errors.TeamChangedError if team_changed else errors.TeamAbortedError
-                # A rank that left because of another one may be heard first: it repeats that one's text.
+                # The error of a rank that left because of another one may arrive first: it repeats that text.
                 is_repeated = name == errors.TeamAbortedError.__name__
                 self._abort_error = error(reason if is_repeated else f"rank {rank} has left the team: {text}")
         elif kind in {Kind.CALL, Kind.SEND} and not self._closing:
