@@ -180,7 +180,15 @@ class TaskGroup:
             MessageError: A payload is not bytes.
         """
         sender = None if source is None else check_task(source)
-        return cls.from_checked(check_task(task), sender, payload_column(payloads))
+        number = check_task(task)
+        column = payloads if isinstance(payloads, list) else list(payloads)
+        try:
+            sizes, data = array("I", map(len, column)), b"".join(column)
+        except TypeError:
+            return cls.from_checked(number, sender, payload_column(column))
+        if sum(sizes) != len(data):  # a memoryview with elements larger than a byte
+            return cls.from_checked(number, sender, payload_column(column))
+        return cls(number, sender, sizes.tobytes(), data)
 
     @classmethod
     def from_checked(
