@@ -18,6 +18,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.settings.settings import (
     SECONDS,
+    SECONDS_OR_INF,
     Kind,
     Settings,
     choice,
@@ -171,7 +172,8 @@ def add_client_command(
     """Add a command that connects to a running worker, with its address, the timeout and the credentials."""
     parser = add_command(commands, handler, help_text, example, name)
     add_address(parser, "address of the worker: host:port, or unix:///path")
-    parser.add_argument("--timeout", **SECONDS_ARG, default=5.0, help="time limit for an answer (default: 5)")
+    about = "time limit for an answer (default: 5)"
+    parser.add_argument("--timeout", **kind_arg(SECONDS_OR_INF), default=5.0, help=about)
     add_setting_flags(parser, Credentials)
     return parser
 

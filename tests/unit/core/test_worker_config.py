@@ -217,6 +217,7 @@ def test_every_command_has_an_example() -> None:
         ([], "COMMAND"),
         (["drain", "--deadline", "-1"], "--deadline: must be a time in seconds, more than 0"),
         (["recv", "1", "--count", "0"], "argument --count: must be a whole number from 1, not '0'"),
+        (["recv", "1", "--timeout", "0"], "--timeout: must be a time in seconds or inf, more than 0"),
         (["recv", "1", "--idle", "nan"], "argument --idle"),
         (["status", "--watch", "nan"], "argument --watch"),
         (["status", "--timeout", "-5"], "argument --timeout"),
