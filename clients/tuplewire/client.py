@@ -17,12 +17,12 @@ from weakref import WeakSet
 
 from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.close_on_exit import close_automatically
-from tuplewire.connection.consumer_stream import Callbacks, OnFailure, OnGroup
+from tuplewire.connection.consuming_end import Callbacks, OnFailure, OnGroup
 from tuplewire.connection.grpc_channel import WorkerConnections, grpc_stream_opener
 from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.memory_stream import MEMORY_PREFIX, memory_stream_opener
 from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.reconnecting_stream import Identity
+from tuplewire.connection.reconnecting_session import Identity
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import StreamOpener

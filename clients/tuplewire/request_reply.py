@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Self
 
 from tuplewire import errors
-from tuplewire.connection.consumer_stream import Callbacks
+from tuplewire.connection.consuming_end import Callbacks
 from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import InterruptSafeCondition

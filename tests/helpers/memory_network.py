@@ -11,7 +11,7 @@ from functools import partial
 from typing import NoReturn
 
 from helpers.hand_loop import HandLoop, HandThread, process_name
-from tuplewire.connection.reconnecting_stream import Identity
+from tuplewire.connection.reconnecting_session import Identity
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import TuplewireError, UnreachableError, refusal_error

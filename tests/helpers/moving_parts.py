@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from helpers.memory_network import HOST, Network
 from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.reconnecting_stream import Identity
+from tuplewire.connection.reconnecting_session import Identity
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.consume import ArrivedBatch
 from tuplewire.session.ledger import LedgerSnapshot, SettledMessages

@@ -3,7 +3,7 @@
 One thread (or coroutine) at a time takes batches and acknowledges them. The executors of topologies get the
 batches from the loop instead (Callbacks). With WorkerConnections, it finds the workers of its tasks, and
 follows them. Used by clients, their subscriptions, request_reply.py and task_states.py. Owns the
-buffer, which the prefetch settings bound, and a stream to each worker (consumer_stream.py). Thread-safe,
+buffer, which the prefetch settings bound, and a stream to each worker (consuming_end.py). Thread-safe,
 except the methods for the loop. Design: docs/design/moves.md ("Subscriptions follow tasks").
 """
 
@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from tuplewire.connection.consumer_stream import Callbacks, ConsumingEnd, Inbox
+from tuplewire.connection.consuming_end import Callbacks, ConsumingEnd, Inbox
 from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.loop import report_errors
-from tuplewire.connection.reconnecting_stream import Identity
+from tuplewire.connection.reconnecting_session import Identity
 from tuplewire.connection.stream import StreamOpener
 from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import ClosedError, RefusedError, TuplewireError, UnreachableError

@@ -16,7 +16,7 @@ from typing import Any
 from tuplewire.connection.ack_handler import AckHandler
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.pacer import Pacer
-from tuplewire.connection.reconnecting_stream import Identity, ReconnectingSession
+from tuplewire.connection.reconnecting_session import Identity, ReconnectingSession
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.stream import ClientStream, ProbeTimer, StreamOpener
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refusal_error

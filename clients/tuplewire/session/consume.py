@@ -1,6 +1,6 @@
 """The consuming end of a Recv session: received and acknowledged messages, rejections, and credit.
 
-Used by the client's ConsumingEnd, which drives a ConsumeSession under a lock (consumer_stream.py), and by
+Used by the client's ConsumingEnd, which drives a ConsumeSession under a lock (consuming_end.py), and by
 workers and Spark, which use Delivery. Owns each task's position and unanswered rejections. No I/O.
 Not thread-safe. Design: docs/design/credit.md; docs/design/acking.md for rejections.
 """

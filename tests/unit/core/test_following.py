@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tuplewire.connection import consumer_stream
+from tuplewire.connection import consuming_end
 from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.memory_stream import MemoryClientStream, MemoryStream
 from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.reconnecting_stream import Identity
+from tuplewire.connection.reconnecting_session import Identity
 from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import TaskNotLocalError, UnknownTaskError, UnreachableError
 from tuplewire.identity.credentials import Credentials
@@ -163,7 +163,7 @@ async def test_a_failed_subscription_returns_no_later_messages() -> None:
 
 async def test_an_accepted_subscription_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that moves to a worker without an answer waits: a worker marks what it delivers again."""
-    monkeypatch.setattr(consumer_stream, "_ANSWER_SECONDS", 60)
+    monkeypatch.setattr(consuming_end, "_ANSWER_SECONDS", 60)
     one, two = Worker("a", 1, 2), Worker("b", 1, 2)
     cluster = Cluster(one, two)
     async with cluster.receiving(one, 1, 2) as receiver:

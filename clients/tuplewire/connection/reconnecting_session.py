@@ -1,7 +1,7 @@
 """The common base of SendingEnd and ConsumingEnd: a stream that is replaced whenever it breaks.
 
 Subclasses open, read and write a stream. This class connects, backs off after failures, logs an unreachable
-worker, and decides which errors are final. Used by sending_end.py and consumer_stream.py. Owns the task that
+worker, and decides which errors are final. Used by sending_end.py and consuming_end.py. Owns the task that
 runs the stream. Call only from the event loop. Design: docs/design/sessions.md.
 """
 

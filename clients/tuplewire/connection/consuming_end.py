@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from tuplewire.connection.grpc_channel import UNLIMITED_BYTES
-from tuplewire.connection.reconnecting_stream import Identity, ReconnectingSession
+from tuplewire.connection.reconnecting_session import Identity, ReconnectingSession
 from tuplewire.connection.stream import BatchedEvent, ClientStream, StreamOpener
 from tuplewire.connection.submission_queue import InterruptSafeCondition
 from tuplewire.errors import TaskNotLocalError, TuplewireError, UnknownTaskError, refusal_error
