@@ -1,4 +1,4 @@
-"""A send window with numbered messages, and the contents of its frames."""
+"""A SendSession with numbered messages, and the contents of its frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuplewire.wire import messaging_pb2 as pb
 PLENTY = 1_000_000
 
 
-def reopen(window: SendSession, incarnation: int = 7, worker: int = 0) -> None:
+def reopen(session: SendSession, incarnation: int = 7, worker: int = 0) -> None:
     """Connect to a new receiver with plenty of credit, by the incarnations of session and worker."""
     welcome = pb.Welcome(
         session_id=incarnation,
@@ -28,16 +28,16 @@ def reopen(window: SendSession, incarnation: int = 7, worker: int = 0) -> None:
         worker_id="w",
         worker_incarnation=worker,
     )
-    window.on_connected(welcome)
+    session.on_connected(welcome)
 
 
 class Sending:
-    """A window with numbered messages. Its ledger must be balanced after every step."""
+    """A SendSession with numbered messages. Its ledger must be balanced after every step."""
 
     def __init__(
         self, *, processed: bool = False, opened: bool = True, initial: int = PLENTY, **settings: Any
     ) -> None:
-        self.window = SendSession(
+        self.session = SendSession(
             SessionSettings(ack_mode=AckMode.PROCESSED if processed else AckMode.QUEUED, **settings)
         )
         self._numbers = count()
@@ -61,7 +61,7 @@ class Sending:
             max_message_bytes=max_message_bytes,
             max_request_bytes=max_request_bytes,
         )
-        self.window.on_connected(welcome)
+        self.session.on_connected(welcome)
         return self._settled()
 
     def offer(self, task: int, messages: int = 1, source: int | None = None, tag: Any = None) -> bool:
@@ -71,13 +71,13 @@ class Sending:
 
     def offer_groups(self, *groups: TaskGroup, tag: Any = None) -> bool:
         """Offer groups as one batch."""
-        taken = self.window.offer(groups, tag)
+        taken = self.session.offer(groups, tag)
         self._add_up()
         return taken
 
     def frame(self) -> OutFrame | None:
         """Return the next frame."""
-        frame = self.window.next_frame()
+        frame = self.session.next_frame()
         self._add_up()
         return frame
 
@@ -95,27 +95,27 @@ class Sending:
         self, sequence: int, *, grants: tuple[pb.TaskCredit, ...] = (), refusals: tuple[pb.Refusal, ...] = ()
     ) -> list[SettledMessages]:
         """Receive an acknowledgement."""
-        self.window.apply_ack(ack_of(sequence, grants, refusals))
+        self.session.apply_ack(ack_of(sequence, grants, refusals))
         return self._settled()
 
     def _settled(self) -> list[SettledMessages]:
         self._add_up()
-        return self.window.take_settled()
+        return self.session.take_settled()
 
     def _add_up(self) -> None:
-        ledger = self.window.ledger()
+        ledger = self.session.ledger()
         assert ledger.balanced, str(ledger)
-        assert ledger.pending == self.window.messages
+        assert ledger.pending == self.session.messages
 
     @property
     def acknowledged(self) -> int:
         """The number of acknowledged messages."""
-        return self.window.ledger().acknowledged
+        return self.session.ledger().acknowledged
 
     @property
     def dropped(self) -> dict[str, int]:
         """The number of dropped messages, by reason."""
-        return {reason: number for reason, number in self.window.ledger().dropped.items() if number}
+        return {reason: number for reason, number in self.session.ledger().dropped.items() if number}
 
 
 def contents(frames: list[OutFrame]) -> list[tuple[int, list[tuple[int, bytes]]]]:

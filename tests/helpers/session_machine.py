@@ -52,7 +52,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.processed_mode = processed
         self.drops_oldest = overflow is Overflow.DROP_OLDEST
         mode = AckMode.PROCESSED if processed else AckMode.QUEUED
-        self.window = SendSession(replace(SETTINGS, ack_mode=mode, overflow=overflow))
+        self.session = SendSession(replace(SETTINGS, ack_mode=mode, overflow=overflow))
         self.worker = Worker(1, window, processed=processed)
         self.consumer, self.other = Consumer(1), Consumer(2)
         self.consumers = 2
@@ -103,7 +103,7 @@ class SessionMachine(RuleBasedStateMachine):
             groups.append(group)
         in_the_way = self._in_the_way(batch)
         taken = in_the_way is not None and (not in_the_way or self.drops_oldest)
-        assert self.window.offer(groups, batch) == taken
+        assert self.session.offer(groups, batch) == taken
         self._give_way(in_the_way if taken and in_the_way else [])
         if taken:
             self.pending |= batch.sizes
@@ -138,10 +138,10 @@ class SessionMachine(RuleBasedStateMachine):
         return gone
 
     def _give_way(self, gone: list[Message]) -> None:
-        """The window dropped and reported exactly these messages."""
+        """The session dropped and reported exactly these messages."""
         told: Counter[tuple[int, int]] = Counter()
         told_bytes = 0
-        for each in self.window.take_settled():
+        for each in self.session.take_settled():
             assert each.drop_reason is DropReason.OVERFLOW
             told[each.inbound.number, each.task] += each.messages
             told_bytes += each.size_bytes
@@ -156,7 +156,7 @@ class SessionMachine(RuleBasedStateMachine):
     def write(self, limit: int) -> None:
         """The sender writes frames."""
         for _ in range(limit if self.sending.connected else 0):
-            frame = self.window.next_frame()
+            frame = self.session.next_frame()
             if frame is None:
                 return
             assert frame.size_bytes <= SETTINGS.max_frame_bytes
@@ -168,25 +168,25 @@ class SessionMachine(RuleBasedStateMachine):
     def close_unused(self, limit: int) -> None:
         """Both sides close unused flows; the counts start again with the next message."""
         for _ in range(min(limit, 2)):
-            self.window.close_unused()
+            self.session.close_unused()
 
     def hear(self, limit: int) -> None:
         """The sender receives some updates of the receiver."""
         while self.sending.down and limit:
             limit -= 1
             update = pb.Ack.FromString(self.sending.down.popleft())
-            if self.window.has_gap_before(update):
+            if self.session.has_gap_before(update):
                 assert self.update_lost, "nothing was lost"
                 continue  # it sends a probe, sooner or later
             self.heard.append(update)
-            self.window.apply_ack(update)
-            self._settle(self.window.take_settled())
+            self.session.apply_ack(update)
+            self._settle(self.session.take_settled())
 
     def hear_again(self, limit: int) -> None:
         """A repeated update settles nothing, however late it is received."""
         for update in reversed(self.heard[-limit:]):
-            self.window.apply_ack(update)
-            assert self.window.take_settled() == []
+            self.session.apply_ack(update)
+            assert self.session.take_settled() == []
 
     def miss(self, limit: int) -> None:
         """Updates are lost, and their refusals with them."""
@@ -197,7 +197,7 @@ class SessionMachine(RuleBasedStateMachine):
     def probe(self, _: int) -> None:
         """The sender requests a complete update, which changes nothing that it already knows."""
         if self.sending.connected:
-            self.worker.session.request_full_state(self.window.acked_frame)
+            self.worker.session.request_full_state(self.session.acked_frame)
 
     def _settle(self, settled: Iterable[SettledMessages]) -> None:
         for each in settled:
@@ -231,7 +231,7 @@ class SessionMachine(RuleBasedStateMachine):
             return
         worker = self.worker
         for _ in range(limit):
-            update = worker.session.build_full_state(self.window.acked_frame)
+            update = worker.session.build_full_state(self.session.acked_frame)
         initial = worker.session.credit.initial_share
         welcome = pb.Welcome(
             session_id=worker.incarnation,
@@ -242,9 +242,9 @@ class SessionMachine(RuleBasedStateMachine):
             max_message_bytes=2**30,
             max_request_bytes=2**31,
         )
-        self.window.on_connected(welcome)
-        self._settle(self.window.take_settled())
-        self.told_lost = self.window.possibly_lost
+        self.session.on_connected(welcome)
+        self._settle(self.session.take_settled())
+        self.told_lost = self.session.possibly_lost
         assert self.told_lost >= self.lost, "more died than is told"
         assert not (self.processed_mode and self.told_lost), "what comes again did not die"
         self.heard, self.update_lost = [], False
@@ -343,10 +343,10 @@ class SessionMachine(RuleBasedStateMachine):
             return
         worker, consumer = self.worker, self.consumer
         resumes = (
-            worker.consumer_id == consumer.id and consumer.window.worker_incarnation == worker.incarnation
+            worker.consumer_id == consumer.id and consumer.session.worker_incarnation == worker.incarnation
         )
         worker.consumer_id = consumer.id
-        cursors = consumer.window.take_all_cursors()
+        cursors = consumer.session.take_all_cursors()
         self.acknowledge(limit - 1)
         for cursor in cursors:
             log = worker.logs[cursor.task]
@@ -360,7 +360,7 @@ class SessionMachine(RuleBasedStateMachine):
                 worker.cursors[cursor.task] = (credit, cursor.credit_bytes)
         if not resumes:
             consumer.last_seen.clear()
-        consumer.window.on_connected(
+        consumer.session.on_connected(
             worker.incarnation, [(task, log.last_taken) for task, log in worker.logs.items()]
         )
         self.receiving.connected = True
@@ -383,7 +383,7 @@ class SessionMachine(RuleBasedStateMachine):
             frame = decode(pb.RecvResponse, self.receiving.down.popleft())
             assert isinstance(frame, OpaqueFrame)
             firsts = [group.first_sequence for group in frame.groups]
-            arrived = consumer.window.receive(map(Delivery, firsts, groups_of(frame)))
+            arrived = consumer.session.receive(map(Delivery, firsts, groups_of(frame)))
             consumer.held.append(arrived)
             for group in arrived.groups:
                 messages = messages_in(group)
@@ -403,14 +403,14 @@ class SessionMachine(RuleBasedStateMachine):
         while consumer.held and limit:
             limit -= 1
             arrived = consumer.held.popleft()
-            consumer.window.acknowledge(arrived)
+            consumer.session.acknowledge(arrived)
             for group in arrived.groups:
                 self.done.update(messages_in(group))
         self._say_progress()
 
     def _say_progress(self) -> None:
         if self.receiving.connected:
-            cursors = self.consumer.window.take_changed_cursors()
+            cursors = self.consumer.session.take_changed_cursors()
             self.receiving.up.extend(each.SerializeToString() for each in cursors)
 
     def hear_progress(self, limit: int) -> None:

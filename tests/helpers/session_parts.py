@@ -111,6 +111,6 @@ class Consumer:
 
     def __init__(self, number: int) -> None:
         self.id = number
-        self.window = ConsumeSession(TASKS, PREFETCH_MESSAGES, PREFETCH_BYTES)
+        self.session = ConsumeSession(TASKS, PREFETCH_MESSAGES, PREFETCH_BYTES)
         self.held: deque[ArrivedBatch] = deque()
         self.last_seen: dict[Pair, int] = {}

@@ -73,7 +73,7 @@ class SubmissionQueue:
         self.reset_counts()
 
     def reset_counts(self) -> None:
-        """Reset the counts, because the loop has moved all counted messages to the window."""
+        """Reset the counts, because the loop has moved all counted messages to the session."""
         self.extra_messages = 0
         self._counted = self.messages = self.size_bytes = 0
         self.by_flow: dict[int, int] = {}

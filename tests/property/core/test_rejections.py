@@ -1,4 +1,4 @@
-"""Rejected messages: a consumer's window and a worker's queues, with broken streams between them."""
+"""Rejected messages: a consumer's session and a worker's queues, with broken streams between them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Scene:
         self.queues = queues_of([*TASKS, DEAD])
         self.queues.on_acknowledged = self._done
         self.consumers = QueueConsumers(7, self.queues, self.shell)
-        self.window = ConsumeSession(TASKS, PREFETCH, MIB)
+        self.session = ConsumeSession(TASKS, PREFETCH, MIB)
         self.subscription: QueueSubscription | None = None
         self.down: deque[tuple[str, Any]] = deque()
         self.up: deque[Any] = deque()
@@ -120,23 +120,23 @@ class Scene:
         self.up.clear()
         if self.subscription is not None:
             self.subscription.close()
-        incarnation = self.window.worker_incarnation
+        incarnation = self.session.worker_incarnation
         subscription = subscribe(
-            self.consumers, "c", self.window.take_all_cursors(), worker_incarnation=incarnation
+            self.consumers, "c", self.session.take_all_cursors(), worker_incarnation=incarnation
         )
         self.subscription = subscription
-        self.window.on_connected(7, subscription.positions)
+        self.session.on_connected(7, subscription.positions)
 
     def hear(self) -> None:
         if not self.down:
             return
         kind, what = self.down.popleft()
         if kind == "answer":
-            self.window.apply_answers(what)
+            self.session.apply_answers(what)
         elif kind == "probe":
-            self.window.mark_all_changed()
+            self.session.mark_all_changed()
         else:
-            arrived = self.window.receive(what)
+            arrived = self.session.receive(what)
             if arrived.deliveries:
                 self.buffer.append(arrived)
 
@@ -150,7 +150,7 @@ class Scene:
         for group in arrived.groups:
             for single in group.cut(range(len(group) + 1)):
                 number = int(single.data)
-                assert arrived.generation >= self.window._tasks[group.task].generation
+                assert arrived.generation >= self.session._tasks[group.task].generation
                 if group.task not in void:
                     assert rejections_of(read_key_and_headers(single)[1]) == self.rejections[number]
                     if number in self.doomed or self.rejections[number] < self.faulty[number]:
@@ -161,12 +161,12 @@ class Scene:
                     else:
                         self.processed[group.task].append(number)
                 index += 1
-        self.window.acknowledge(arrived, rejected)
-        kept = (each.without(self.window.tasks_awaiting_answer()) for each in self.buffer)
+        self.session.acknowledge(arrived, rejected)
+        kept = (each.without(self.session.tasks_awaiting_answer()) for each in self.buffer)
         self.buffer = deque(each for each in kept if each.deliveries)
 
     def tell(self) -> None:
-        if self.subscription is not None and (cursors := self.window.take_changed_cursors()):
+        if self.subscription is not None and (cursors := self.session.take_changed_cursors()):
             self.up.append(cursors)
 
     # --- checks ----------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Scene:
     def adds_up(self) -> None:
         pending = self.queues.pending_messages + len(self.shell.waiting_copies)
         assert self.ledger.snapshot(pending).balanced, str(self.ledger.snapshot(pending))
-        for state in self.window._tasks.values():
+        for state in self.session._tasks.values():
             assert len(state.rejections) <= PREFETCH
         # Each copy over the limit delays the release of one message to its sender.
         for room in self.shell._space_by_task.values():
@@ -256,13 +256,13 @@ def test_rejected_messages_come_again_or_become_letters(
 
 def test_an_answer_to_an_earlier_rejection_is_not_taken_for_the_later_one() -> None:
     """A consumer waits for the answer with its number; an earlier answer may be sent twice."""
-    window = ConsumeSession([1], PREFETCH, MIB)
-    window.on_connected(7, [(1, 0)])
+    session = ConsumeSession([1], PREFETCH, MIB)
+    session.on_connected(7, [(1, 0)])
     for number in (1, 2):
-        arrived = window.receive([Delivery(1, TaskGroup.of(1, [b"a"]))])
-        window.acknowledge(arrived, [RejectedMessage(0, 0.0, "no", blocks_task=True)])
-        assert window.tasks_awaiting_answer() == {1}
-        window.apply_answers([answer_of(1, number - 1, 3)])
-        assert window.tasks_awaiting_answer() == {1}
-        window.apply_answers([answer_of(1, number, 0)])
-        assert not window.tasks_awaiting_answer()
+        arrived = session.receive([Delivery(1, TaskGroup.of(1, [b"a"]))])
+        session.acknowledge(arrived, [RejectedMessage(0, 0.0, "no", blocks_task=True)])
+        assert session.tasks_awaiting_answer() == {1}
+        session.apply_answers([answer_of(1, number - 1, 3)])
+        assert session.tasks_awaiting_answer() == {1}
+        session.apply_answers([answer_of(1, number, 0)])
+        assert not session.tasks_awaiting_answer()

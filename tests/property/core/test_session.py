@@ -66,21 +66,21 @@ class Session(SessionMachine):
     @invariant()
     def adds_up(self) -> None:
         """The ledger equals the model's, in every state."""
-        ledger = self.window.ledger()
+        ledger = self.session.ledger()
         assert ledger.balanced, str(ledger)
         assert ledger.accepted == sum(self.offered.values())
         assert (ledger.acknowledged, ledger.pending) == (self.acknowledged, len(self.pending))
         assert sum(ledger.dropped.values()) == self.dropped
-        assert self.window.messages == len(self.pending)
-        assert self.window.size_bytes == sum(self.pending.values())
+        assert self.session.messages == len(self.pending)
+        assert self.session.size_bytes == sum(self.pending.values())
 
     @invariant()
     def pressure_is_told(self) -> None:
         """The sender knows the tasks that wait for credit, and the receiver the used-up windows."""
-        window = self.window
-        waiting = {number for number, flow in window._flows.items() if flow.waiting}
-        no_credit = {number for number in waiting if not window._flows[number].has_credit}
-        assert waiting - window._ready.keys() <= window.blocked_flows.keys() <= no_credit
+        session = self.session
+        waiting = {number for number, flow in session._flows.items() if flow.waiting}
+        no_credit = {number for number in waiting if not session._flows[number].has_credit}
+        assert waiting - session._ready.keys() <= session.blocked_flows.keys() <= no_credit
         accounts = self.worker.session.credit.accounts
         used_up = {task for task, each in accounts.items() if each.received_messages and not each.has_credit}
         assert self.worker.tasks_without_credit == dict.fromkeys(used_up, 1)
@@ -94,7 +94,7 @@ class Session(SessionMachine):
         held: dict[int, list[int]] = defaultdict(list)
         for arrived in self.consumer.held:
             for group in arrived.groups:
-                if arrived.generation >= self.consumer.window._tasks[group.task].generation:
+                if arrived.generation >= self.consumer.session._tasks[group.task].generation:
                     held[group.task] += group.message_sizes()
         for sizes in held.values():
             assert len(sizes) <= PREFETCH_MESSAGES
@@ -102,7 +102,7 @@ class Session(SessionMachine):
 
     def teardown(self) -> None:
         """After healing, everything settles: no message is stuck or lost."""
-        if not hasattr(self, "window"):
+        if not hasattr(self, "session"):
             return  # the machine never started
         for task in list(self.worker.left):
             self._crowd(task, 0)

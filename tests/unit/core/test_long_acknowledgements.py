@@ -165,23 +165,23 @@ async def test_numbers_of_rejections_grow(numbers: tuple[int, ...]) -> None:
 
 
 class Client:
-    """A window with a consumer that has received every message."""
+    """A session with a consumer that has received every message."""
 
     def __init__(self) -> None:
-        self.window = ConsumeSession([1], 10 * MESSAGES, MIB)
-        self.window.on_connected(7, [(1, 0)])
-        self.arrived = self.window.receive([Delivery(1, TaskGroup.of(1, [b"x"] * MESSAGES))])
+        self.session = ConsumeSession([1], 10 * MESSAGES, MIB)
+        self.session.on_connected(7, [(1, 0)])
+        self.arrived = self.session.receive([Delivery(1, TaskGroup.of(1, [b"x"] * MESSAGES))])
 
     def reject(self, count: int, *, wait_last: bool = False) -> None:
         """Reject the first `count` messages, and acknowledge the others."""
         each = [RejectedMessage(index, 0, "", wait_last and index == count - 1) for index in range(count)]
-        assert self.window.acknowledge(self.arrived, each)
+        assert self.session.acknowledge(self.arrived, each)
 
     def tell(self) -> list[pb.TaskCursor]:
         """Return the cursors of all pending requests, in order."""
         told = []
-        while self.window.changed_tasks:
-            told += self.window.take_changed_cursors()
+        while self.session.changed_tasks:
+            told += self.session.take_changed_cursors()
         return told
 
 
@@ -211,25 +211,25 @@ def test_all_are_told_again_after_a_break(
     client = Client()
     client.reject(2100, wait_last=wait_last)
     client.tell()
-    first = again(client.window)
+    first = again(client.session)
     told = [*(first if isinstance(first, list) else ()), *client.tell()]
     assert _numbers(told) == list(range(1, 2101))
 
 
-def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscribe() -> None:
+def test_a_session_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscribe() -> None:
     """Messages that arrive before the answer are dropped, and redelivered behind the rejected message."""
     client = Client()
     client.reject(2100, wait_last=True)
-    [subscribe] = client.window.take_all_cursors()
+    [subscribe] = client.session.take_all_cursors()
     assert subscribe.received_sequence == 2100
-    client.window.on_connected(7, [(1, subscribe.received_sequence)])
-    assert client.window.tasks_awaiting_answer() == {1}
+    client.session.on_connected(7, [(1, subscribe.received_sequence)])
+    assert client.session.tasks_awaiting_answer() == {1}
     late = [Delivery(2101, TaskGroup.of(1, [b"x"]))]
-    assert client.window.receive(late).deliveries == ()
+    assert client.session.receive(late).deliveries == ()
     assert _numbers(client.tell()) == list(range(1001, 2101))
-    client.window.apply_answers([answer_of(1, 2100, 2099)])
-    assert client.window.tasks_awaiting_answer() == set()
-    found: ArrivedBatch = client.window.receive([Delivery(2100, TaskGroup.of(1, [b"again"]))])
+    client.session.apply_answers([answer_of(1, 2100, 2099)])
+    assert client.session.tasks_awaiting_answer() == set()
+    found: ArrivedBatch = client.session.receive([Delivery(2100, TaskGroup.of(1, [b"again"]))])
     assert [each.first_sequence for each in found.deliveries] == [2100]
 
 

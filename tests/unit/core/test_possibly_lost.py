@@ -1,4 +1,4 @@
-"""Losses: the send window's upper bound for a failed receiver, balances, departures, state files."""
+"""Losses: SendSession's upper bound for a failed receiver, balances, departures, state files."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tuplewire_service.worker.departures import (
 def sent(
     *messages: int, acknowledged: int, released: int = 0, mode: AckMode = AckMode.QUEUED, worker: int = 0
 ) -> SendSession:
-    """Return a window that has sent these counts to task 1, one frame each, and received these updates."""
-    window = SendSession(SessionSettings(ack_mode=mode))
-    reopen(window, 7, worker)
+    """Return a session that has sent these counts to task 1, one frame each, and received these updates."""
+    session = SendSession(SessionSettings(ack_mode=mode))
+    reopen(session, 7, worker)
     for count in messages:
-        assert window.offer([TaskGroup.of(1, [b"x"] * count)])
-        assert window.next_frame() is not None
+        assert session.offer([TaskGroup.of(1, [b"x"] * count)])
+        assert session.next_frame() is not None
     grants = [credit_of(1, PLENTY, PLENTY, released)] if released else []
-    window.apply_ack(ack_of(acknowledged, grants, []))
-    return window
+    session.apply_ack(ack_of(acknowledged, grants, []))
+    return session
 
 
 @pytest.mark.parametrize(
@@ -53,52 +53,52 @@ def test_what_was_acknowledged_and_not_released_counts(
     mode: AckMode, acknowledged: int, released: int, worker: int, lost: int
 ) -> None:
     """Acknowledged messages of a worker that has failed count until they are released."""
-    window = sent(10, 20, acknowledged=acknowledged, released=released, mode=mode, worker=70)
-    reopen(window, 8, worker)
-    assert window.possibly_lost == lost
+    session = sent(10, 20, acknowledged=acknowledged, released=released, mode=mode, worker=70)
+    reopen(session, 8, worker)
+    assert session.possibly_lost == lost
 
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_each_death_counts_for_itself(*, drained: bool) -> None:
     """Each failed receiver counts only its own messages; a drained one reports its own losses."""
-    window = sent(10, acknowledged=1)
-    window.receiver_ended_cleanly = drained
-    reopen(window, 8)
-    reopen(window, 9)
-    assert window.possibly_lost == (0 if drained else 10)
-    assert window.offer([TaskGroup.of(1, [b"x"] * 3)])
-    assert window.next_frame() is not None
-    window.apply_ack(ack_of(1, [], []))
-    reopen(window, 10)
-    assert window.possibly_lost == (3 if drained else 13)
+    session = sent(10, acknowledged=1)
+    session.receiver_ended_cleanly = drained
+    reopen(session, 8)
+    reopen(session, 9)
+    assert session.possibly_lost == (0 if drained else 10)
+    assert session.offer([TaskGroup.of(1, [b"x"] * 3)])
+    assert session.next_frame() is not None
+    session.apply_ack(ack_of(1, [], []))
+    reopen(session, 10)
+    assert session.possibly_lost == (3 if drained else 13)
 
 
 def test_kept_and_passing_messages_are_told_apart() -> None:
     """On a worker's connection, only messages without a copy count, also after a partial release."""
     for released, lost in ((0, 5), (2, 5), (3, 5), (5, 3), (8, 0), (10, 0)):
-        window = SendSession(SessionSettings())
-        reopen(window, 7)
+        session = SendSession(SessionSettings())
+        reopen(session, 7)
         for count, retain in ((3, True), (5, False), (2, True)):
-            assert window.offer([TaskGroup.of(1, [b"x"] * count)], "inbound", retain=retain)
-        assert window.next_frame() is not None
+            assert session.offer([TaskGroup.of(1, [b"x"] * count)], "inbound", retain=retain)
+        assert session.next_frame() is not None
         grants = [credit_of(1, PLENTY, PLENTY, released)] if released else []
-        window.apply_ack(ack_of(1, grants, []))
-        reopen(window, 8)
-        assert window.possibly_lost == lost, released
+        session.apply_ack(ack_of(1, grants, []))
+        reopen(session, 8)
+        assert session.possibly_lost == lost, released
 
 
 def test_what_nobody_else_has() -> None:
     """`count_only_here()` counts messages that wait or are in flight, unless their program retains them."""
-    window = SendSession(SessionSettings())
-    reopen(window, 7)
+    session = SendSession(SessionSettings())
+    reopen(session, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)
     for group in (plain, plain.numbered(1, 0, retained_upstream=True), plain.numbered(3, 0).as_forwarded(9)):
-        assert window.offer([group], "inbound", retain=group.retained_upstream)
-    assert window.count_only_here() == 4
-    assert window.next_frame() is not None
-    assert window.count_only_here() == 4
-    window.apply_ack(ack_of(1, [], []))
-    assert (window.count_only_here(), window.messages) == (0, 2)
+        assert session.offer([group], "inbound", retain=group.retained_upstream)
+    assert session.count_only_here() == 4
+    assert session.next_frame() is not None
+    assert session.count_only_here() == 4
+    session.apply_ack(ack_of(1, [], []))
+    assert (session.count_only_here(), session.messages) == (0, 2)
 
 
 def test_balances_are_added() -> None:

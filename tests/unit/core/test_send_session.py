@@ -1,4 +1,4 @@
-"""The send window: frames, limits, requests for acknowledgements, and messages dropped for newer ones."""
+"""SendSession: frames, limits, requests for acknowledgements, and messages dropped for newer ones."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_frame_says_when_its_messages_were_accepted() -> None:
     sending = Sending()
     old, soon_after, late = 1_000_100, 1_000_900, 1_001_000
     for task, accepted in ((1, old), (2, soon_after), (1, soon_after), (1, late), (2, late)):
-        sending.window.offer([TaskGroup.of(task, [b"x"])], now_micros=accepted)
+        sending.session.offer([TaskGroup.of(task, [b"x"])], now_micros=accepted)
     (frame,) = sending.frames()
     assert [
         (run[0].task, len(run), micros) for run, micros in zip(frame.runs, frame.accepted_micros, strict=True)
@@ -108,13 +108,13 @@ def test_forwarded_messages_go_before_others_of_their_task(task: int) -> None:
 def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
     """A receiver holds messages until it releases them, even if none are in flight."""
     sending = Sending()
-    found = [sending.window.all_written_released]
+    found = [sending.session.all_written_released]
     sending.write(1, 2)
-    found.append(sending.window.all_written_released)
+    found.append(sending.session.all_written_released)
     sending.update(1)
-    found.append(sending.window.all_written_released)
+    found.append(sending.session.all_written_released)
     sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 2),))
-    assert [*found, sending.window.all_written_released] == [True, False, False, True]
+    assert [*found, sending.session.all_written_released] == [True, False, False, True]
 
 
 def test_says_what_waits_for_credit() -> None:
@@ -122,12 +122,12 @@ def test_says_what_waits_for_credit() -> None:
     sending = Sending(initial=2)
     sending.offer(1, 2)
     sending.write(2, 3)
-    assert list(sending.window.blocked_flows) == [2]
-    assert sending.window.waiting_tasks() == {2}
+    assert list(sending.session.blocked_flows) == [2]
+    assert sending.session.waiting_tasks() == {2}
     sending.update(1, grants=(credit_of(2, 3, PLENTY, 0),))
-    assert not sending.window.blocked_flows
+    assert not sending.session.blocked_flows
     sending.frames()
-    assert sending.window.waiting_tasks() == set()
+    assert sending.session.waiting_tasks() == set()
 
 
 def test_what_the_receiver_never_takes_is_given_up() -> None:
@@ -139,7 +139,7 @@ def test_what_the_receiver_never_takes_is_given_up() -> None:
     assert settled.drop_reason is DropReason.TOO_LARGE
     assert payloads(sending.frames()) == b"a" * 10 + b"c" * 100
     with pytest.raises(MessageTooLargeError, match="exceeds the limit of 100 bytes"):
-        check_sizes([TaskGroup.of(1, [b"x" * 101])], sending.window.max_message_bytes)
+        check_sizes([TaskGroup.of(1, [b"x" * 101])], sending.session.max_message_bytes)
 
 
 def test_frames_keep_to_the_receivers_limit() -> None:
@@ -161,15 +161,15 @@ def test_closed_flows_are_forgotten_once_the_receiver_knows() -> None:
     sending.update(
         frames[-1].sequence, grants=tuple(credit_of(task, PLENTY, PLENTY, 1) for task in range(100))
     )
-    sending.window.close_unused()
-    assert sorted(sending.window.close_unused()) == list(range(100))
-    assert not sending.window._flows
-    assert not sending.window._flows_by_task
+    sending.session.close_unused()
+    assert sorted(sending.session.close_unused()) == list(range(100))
+    assert not sending.session._flows
+    assert not sending.session._flows_by_task
     sending.offer(200)
     (frame,) = sending.frames()
-    assert len(frame.closed_flows) == len(sending.window._closed_in_frame) == 100
+    assert len(frame.closed_flows) == len(sending.session._closed_in_frame) == 100
     sending.update(frame.sequence)
-    assert not sending.window._closed_in_frame
+    assert not sending.session._closed_in_frame
 
 
 def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
@@ -178,12 +178,12 @@ def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
     sending.offer(1)
     (first,) = sending.frames()
     sending.update(first.sequence, grants=(credit_of(1, PLENTY, PLENTY, 1),))
-    sending.window.close_unused()
-    sending.window.close_unused()
+    sending.session.close_unused()
+    sending.session.close_unused()
     sending.write(1)
     sending.update(first.sequence, grants=(credit_of(1, PLENTY, PLENTY, 1),))
     sending.update(first.sequence + 1)
-    assert not sending.window.all_released(1)
+    assert not sending.session.all_released(1)
 
 
 def test_one_of_two_flows_to_a_task_is_closed() -> None:
@@ -197,13 +197,13 @@ def test_one_of_two_flows_to_a_task_is_closed() -> None:
     last = frames[-1].sequence
     sending.update(last, grants=(credit_of(direct.flow_id, PLENTY, PLENTY, 1),))
     for _ in range(2):
-        sending.window.close_unused()
-    assert not sending.window.all_released(1)
+        sending.session.close_unused()
+    assert not sending.session.all_released(1)
     sending.update(last, grants=(credit_of(forwarded.flow_id, PLENTY, PLENTY, 1),))
     for _ in range(2):
-        sending.window.close_unused()
-    assert sending.window.all_released(1)
-    assert route_of(forwarded.path)
+        sending.session.close_unused()
+    assert sending.session.all_released(1)
+    assert flow_path_of(forwarded.path)
 
 
 def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
@@ -213,9 +213,9 @@ def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
     forwarded = group.numbered(9, 0).as_forwarded(7).as_forwarded(8)
     sending.offer_groups(group.numbered(5, 0).as_forwarded(7), forwarded)
     sending.offer_groups(group.numbered(3, 0))
-    assert sending.window.last_unreleased_sequences() == {(1, 7): 10, (1, 0): 4}
+    assert sending.session.last_unreleased_sequences() == {(1, 7): 10, (1, 0): 4}
     sending.offer_groups(group.numbered(1, 0).as_forwarded(7).as_forwarded(8).as_forwarded(9))
-    assert sending.window.last_unreleased_sequences() == {(1, 7): 10, (1, 0): 4}
+    assert sending.session.last_unreleased_sequences() == {(1, 7): 10, (1, 0): 4}
 
 
 @pytest.mark.parametrize("reason", ["refused", "too large"])
@@ -227,7 +227,7 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     sending.offer_groups(TaskGroup.of(1, [b"x" * 9] * 2))
     if reason == "refused":
         sending.frames()
-        sending.window.drop_all(DropReason.REFUSED)
+        sending.session.drop_all(DropReason.REFUSED)
     else:
         sending.open(max_message_bytes=5)
     assert sending.offer(1, 2)
@@ -240,12 +240,12 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
 def test_messages_that_return_to_a_restarted_entry_worker_are_marked(offered: str) -> None:
     """Its programs send copies to the new process, and these may arrive first."""
     sending = Sending(opened=False)
-    reopen(sending.window, 7, 70)
+    reopen(sending.session, 7, 70)
     returning = [TaskGroup.of(1, [b"a"]).numbered(1, 0).as_forwarded(worker_number("w", 70))]
     others = [TaskGroup.of(1, [b"b"]).numbered(1, 0).as_forwarded(worker_number("w", 80))]
     for each in returning + others if offered == "before" else ():
         sending.offer_groups(each)
-    reopen(sending.window, 8, 80)
+    reopen(sending.session, 8, 80)
     for each in returning + others if offered == "after" else ():
         sending.offer_groups(each)
     marks = {bytes(each.data): each.redelivered for each in groups(sending.frames())}
@@ -256,7 +256,7 @@ def test_a_written_message_is_not_dropped_for_a_newer_one() -> None:
     """After the receiver has restarted, a written message is in front of messages that may be dropped."""
     sending = dropping(max_pending_messages=3)
     sending.write(1)
-    reopen(sending.window, 8, 1)
+    reopen(sending.session, 8, 1)
     assert sending.offer(1, 2)
     assert sending.offer(1)
     assert sending.dropped == {"overflow": 1}
@@ -301,7 +301,7 @@ def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
     asking = []
     for number in range(2 * REQUEST_EVERY_FRAMES):
         assert sending.offer(1)
-        frame = sending.window.next_frame(1.0 + number * APART)
+        frame = sending.session.next_frame(1.0 + number * APART)
         assert frame is not None
         asking += [frame.sequence] * frame.ack_immediately
     assert asking == [REQUEST_EVERY_FRAMES, 2 * REQUEST_EVERY_FRAMES]
@@ -315,7 +315,7 @@ def test_used_up_credit_asks() -> None:
     """A sender without credit for its waiting messages requests an acknowledgement immediately."""
     sending = Sending(initial=2)
     sending.offer(1, 3)
-    frame = sending.window.next_frame(1.0)
+    frame = sending.session.next_frame(1.0)
     assert frame is not None
     assert (frame.messages, frame.ack_immediately) == (2, True)
 

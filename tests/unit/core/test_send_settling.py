@@ -1,4 +1,4 @@
-"""The send window: acknowledged, refused, released, abandoned, resent and retained messages."""
+"""SendSession: acknowledged, refused, released, abandoned, resent and retained messages."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_abandon_gives_everything_up() -> None:
     for tag in "abc":
         sending.write(1, tag=tag)
     sending.update(1)
-    sending.window.drop_all(DropReason.CLOSED)
-    assert sorted(each.inbound for each in sending.window.take_settled()) == ["a", "b", "c"]
+    sending.session.drop_all(DropReason.CLOSED)
+    assert sorted(each.inbound for each in sending.session.take_settled()) == ["a", "b", "c"]
     assert sending.dropped == {"closed": 3}
-    assert sending.window.messages == sending.window.size_bytes == 0
+    assert sending.session.messages == sending.session.size_bytes == 0
     assert sending.frame() is None
 
 
@@ -69,13 +69,13 @@ def test_what_is_taken_back_was_never_accepted() -> None:
     sending = Sending()
     sending.write(1, 2, tag="first")
     sending.offer(1, 1, tag="second")
-    left = sending.window.withdraw()
+    left = sending.session.withdraw()
     assert [(len(group), inbound, group.redelivered) for group, inbound in left] == [
         (2, "first", True),
         (1, "second", False),
     ]
-    assert sending.window.messages == sending.window.size_bytes == 0
-    ledger = sending.window.ledger()
+    assert sending.session.messages == sending.session.size_bytes == 0
+    ledger = sending.session.ledger()
     assert (ledger.accepted, ledger.pending) == (0, 0)
 
 
@@ -83,7 +83,7 @@ def test_refusals_cost_time_in_proportion_to_their_number() -> None:
     """Settling 20,000 refusals in reverse order takes less than a second of CPU time."""
     count = 20_000
     sending = Sending(max_frame_bytes=8 << 20)
-    sending.window.offer([TaskGroup.of(task, [b"x"]) for task in range(count)])
+    sending.session.offer([TaskGroup.of(task, [b"x"]) for task in range(count)])
     frames = sending.frames()
     refusals = tuple(
         refusal_of(frame.sequence, run[0].task, 1, "UNKNOWN_TASK", "")
@@ -94,14 +94,14 @@ def test_refusals_cost_time_in_proportion_to_their_number() -> None:
     settled = sending.update(len(frames), refusals=refusals)
     assert time.process_time() - began < 1
     assert len(refusals) == len(settled) == count
-    assert sending.window.ledger().dropped["unknown_task"] == count
+    assert sending.session.ledger().dropped["unknown_task"] == count
 
 
 def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
     """Direct and forwarded messages to one task are refused separately."""
     sending = Sending()
     group = TaskGroup.of(1, [b"x"])
-    sending.window.offer([group, group.as_forwarded(7)])
+    sending.session.offer([group, group.as_forwarded(7)])
     sending.frames()
     route = route_of(group.as_forwarded(7).path)
     settled = sending.update(1, refusals=(refusal_of(1, 1, 1, "TOO_MANY_HOPS", "", route=route),))
@@ -131,14 +131,14 @@ def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:
     sending = Sending()
     sending.write(1, 2, tag="a")
     sending.update(1)
-    assert sending.window.take_released() == []
-    sending.window.on_receiver_shutdown()
-    assert [(each.inbound, each.messages) for each in sending.window.take_released()] == [("a", 2)]
+    assert sending.session.take_released() == []
+    sending.session.on_receiver_shutdown()
+    assert [(each.inbound, each.messages) for each in sending.session.take_released()] == [("a", 2)]
     kept = Sending(processed=True)
     kept.write(1, 2, tag="a")
     kept.update(1)
-    kept.window.on_receiver_shutdown()
-    assert kept.window.take_released() == []
+    kept.session.on_receiver_shutdown()
+    assert kept.session.take_released() == []
 
 
 def test_messages_that_were_never_sent_are_not_marked() -> None:
@@ -185,17 +185,17 @@ def test_the_last_message_that_is_unreleased_is_told() -> None:
     for first in (50, 3):
         sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).numbered(first, 0))
         sending.frames()
-        assert list(sending.window.last_unreleased_sequences().values()) == [first + 1]
+        assert list(sending.session.last_unreleased_sequences().values()) == [first + 1]
         released = 2 if first == 50 else 4
         sending.update(1 if first == 50 else 2, grants=(credit_of(1, PLENTY, PLENTY, released),))
-        assert sending.window.last_unreleased_sequences() == {}
+        assert sending.session.last_unreleased_sequences() == {}
 
 
-def window() -> SendSession:
-    """Return a window with a receiver that grants ample credit."""
-    state = SendSession(SessionSettings())
-    reopen(state)
-    return state
+def open_session() -> SendSession:
+    """Return a session with a receiver that grants ample credit."""
+    session = SendSession(SessionSettings())
+    reopen(session)
+    return session
 
 
 def payloads(frame: OutFrame | None) -> list[bytes]:
@@ -214,76 +214,76 @@ def inbound_of(settled: list[SettledMessages]) -> list[object]:
     return [each.inbound for each in settled]
 
 
-def updated(state: SendSession, update: Ack) -> list[SettledMessages]:
+def updated(session: SendSession, update: Ack) -> list[SettledMessages]:
     """Return the messages that an update settles."""
-    state.apply_ack(update)
-    return state.take_settled()
+    session.apply_ack(update)
+    return session.take_settled()
 
 
 def mixed() -> SendSession:
-    """Return a window that has sent a retained, a plain and a retained message, all acknowledged."""
-    state = window()
-    assert state.offer([TaskGroup.of(1, [b"a"])], "a", retain=True)
-    assert state.offer([TaskGroup.of(1, [b"b"])], "b")
-    assert state.offer([TaskGroup.of(1, [b"c"])], "c", retain=True)
-    assert payloads(state.next_frame()) == [b"a", b"b", b"c"]
-    assert inbound_of(updated(state, ack_of(1, [], []))) == ["b"]
-    return state
+    """Return a session that has sent a retained, a plain and a retained message, all acknowledged."""
+    session = open_session()
+    assert session.offer([TaskGroup.of(1, [b"a"])], "a", retain=True)
+    assert session.offer([TaskGroup.of(1, [b"b"])], "b")
+    assert session.offer([TaskGroup.of(1, [b"c"])], "c", retain=True)
+    assert payloads(session.next_frame()) == [b"a", b"b", b"c"]
+    assert inbound_of(updated(session, ack_of(1, [], []))) == ["b"]
+    return session
 
 
 def test_a_kept_message_settles_when_it_is_processed() -> None:
     """Plain messages settle when acknowledged, retained ones when processed; releases keep order."""
-    state = mixed()
-    assert (state.messages, state.ledger().pending, state.ledger().acknowledged) == (2, 2, 1)
-    assert inbound_of(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
-    assert inbound_of(state.take_released()) == ["a"]
-    assert inbound_of(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 3)], []))) == ["c"]
-    assert inbound_of(state.take_released()) == ["b", "c"]
-    assert state.ledger().balanced
-    assert (state.ledger().acknowledged, state.ledger().pending) == (3, 0)
+    session = mixed()
+    assert (session.messages, session.ledger().pending, session.ledger().acknowledged) == (2, 2, 1)
+    assert inbound_of(updated(session, ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
+    assert inbound_of(session.take_released()) == ["a"]
+    assert inbound_of(updated(session, ack_of(1, [credit_of(1, PLENTY, PLENTY, 3)], []))) == ["c"]
+    assert inbound_of(session.take_released()) == ["b", "c"]
+    assert session.ledger().balanced
+    assert (session.ledger().acknowledged, session.ledger().pending) == (3, 0)
 
 
 def test_a_new_receiver_gets_what_is_kept_again() -> None:
     """After the receiver fails, retained messages are redelivered and the others are released."""
-    state = mixed()
-    reopen(state, 8)
-    assert inbound_of(state.take_released()) == ["b"]
-    assert payloads(state.next_frame()) == [b"a!", b"c!"]
-    assert inbound_of(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
-    assert state.ledger().balanced
+    session = mixed()
+    reopen(session, 8)
+    assert inbound_of(session.take_released()) == ["b"]
+    assert payloads(session.next_frame()) == [b"a!", b"c!"]
+    assert inbound_of(updated(session, ack_of(1, [credit_of(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
+    assert session.ledger().balanced
 
 
 def test_what_is_kept_is_handed_back() -> None:
     """withdraw() returns the retained messages as redelivered, and releases the others."""
-    state = mixed()
-    assert [(group.redelivered, inbound) for group, inbound in state.withdraw()] == [(True, "a"), (True, "c")]
-    assert inbound_of(state.take_released()) == ["b"]
-    assert (state.ledger().accepted, state.ledger().acknowledged) == (1, 1)
+    session = mixed()
+    assert [(group.redelivered, tag) for group, tag in session.withdraw()] == [(True, "a"), (True, "c")]
+    assert inbound_of(session.take_released()) == ["b"]
+    assert (session.ledger().accepted, session.ledger().acknowledged) == (1, 1)
 
 
 def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
-    """An abandoned window drops messages without acknowledgement; accepted ones are acknowledged."""
-    state = mixed()
-    assert state.offer([TaskGroup.of(1, [b"d"])], "d", retain=True)
-    assert payloads(state.next_frame()) == [b"d"]
-    state.drop_all(DropReason.CLOSED)
-    settled = [(each.inbound, each.drop_reason) for each in state.take_settled()]
+    """An abandoned session drops messages without acknowledgement; accepted ones are acknowledged."""
+    session = mixed()
+    assert session.offer([TaskGroup.of(1, [b"d"])], "d", retain=True)
+    assert payloads(session.next_frame()) == [b"d"]
+    session.drop_all(DropReason.CLOSED)
+    settled = [(each.inbound, each.drop_reason) for each in session.take_settled()]
     assert settled == [("a", None), ("c", None), ("d", DropReason.CLOSED)]
-    assert inbound_of(state.take_released()) == ["b", "d"]
-    assert (state.ledger().acknowledged, state.ledger().dropped["closed"], state.messages) == (3, 1, 0)
-    assert state.ledger().balanced
+    assert inbound_of(session.take_released()) == ["b", "d"]
+    assert (session.ledger().acknowledged, session.ledger().dropped["closed"], session.messages) == (3, 1, 0)
+    assert session.ledger().balanced
 
 
 def test_waits_for_news_until_all_is_processed() -> None:
-    """A window waits until all messages are processed, so that it sends probes until then."""
-    state = window()
-    waiting = [state.awaits_update]
-    state.offer([TaskGroup.of(1, [b"x"])], "inbound")
-    waiting.append(state.awaits_update)
-    state.next_frame()
-    state.apply_ack(ack_of(1, [], []))
-    assert state.messages == 0
-    waiting.append(state.awaits_update)
-    state.apply_ack(ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))
-    waiting.append(state.awaits_update)
+    """A session waits until all messages are processed, so that it sends probes until then."""
+    session = open_session()
+    waiting = [session.awaits_update]
+    session.offer([TaskGroup.of(1, [b"x"])], "inbound")
+    waiting.append(session.awaits_update)
+    session.next_frame()
+    session.apply_ack(ack_of(1, [], []))
+    assert session.messages == 0
+    waiting.append(session.awaits_update)
+    session.apply_ack(ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))
+    waiting.append(session.awaits_update)
     assert waiting == [False, True, True, False]

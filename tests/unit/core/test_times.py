@@ -188,13 +188,13 @@ class Clock:
     now = 100.0
 
 
-def session_of(window: Window, outbound: OutboundPressure) -> SendingPressure:
-    """Return the pressure tracking of a window."""
-    return SendingPressure(cast("Any", window), lambda: Clock.now, outbound)
+def pressure_of(session: StubSession, outbound: OutboundPressure) -> SendingPressure:
+    """Return the pressure tracking of a session."""
+    return SendingPressure(cast("Any", session), lambda: Clock.now, outbound)
 
 
-class Window:
-    """A send window with the attributes that the pressure tracking reads."""
+class StubSession:
+    """A SendSession with only the attributes that the pressure tracking reads."""
 
     def __init__(self) -> None:
         self.blocked_flows: dict[int, None] = {}
@@ -208,31 +208,31 @@ class Window:
 
 def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
     """A stalled connection blocks all waiting tasks; any other one blocks the tasks without credit."""
-    outbound, window = OutboundPressure(), Window()
-    session = session_of(window, outbound)
-    window.blocked_flows = {1: None}
-    window.messages = 1
-    assert session.blocked_tasks() == {1}
-    session.refresh(connected=False)
+    outbound, session = OutboundPressure(), StubSession()
+    pressure = pressure_of(session, outbound)
+    session.blocked_flows = {1: None}
+    session.messages = 1
+    assert pressure.blocked_tasks() == {1}
+    pressure.refresh(connected=False)
     Clock.now += 2 * BLOCKED_AFTER_SECONDS
-    assert session.blocked_tasks() == {1, 2, 3}
-    session.on_connected()
-    assert session.blocked_tasks() == {1}
+    assert pressure.blocked_tasks() == {1, 2, 3}
+    pressure.on_connected()
+    assert pressure.blocked_tasks() == {1}
 
 
 def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short pause does not count as blocked, and a second report does not restart the pause."""
-    outbound, window = OutboundPressure(), Window()
-    window.at_frame_limit = True
-    first, second = (session_of(window, outbound) for _ in range(2))
+    outbound, session = OutboundPressure(), StubSession()
+    session.at_frame_limit = True
+    first, second = (pressure_of(session, outbound) for _ in range(2))
 
-    def blocked(session: SendingPressure, now: float) -> bool:
+    def blocked(pressure: SendingPressure, now: float) -> bool:
         monkeypatch.setattr(Clock, "now", now)
-        return bool(session.blocked_tasks())
+        return bool(pressure.blocked_tasks())
 
-    def idles(session: SendingPressure, now: float) -> None:
+    def idles(pressure: SendingPressure, now: float) -> None:
         monkeypatch.setattr(Clock, "now", now)
-        session.on_idle()
+        pressure.on_idle()
 
     nothing = outbound.paused_since
     assert nothing is None
@@ -254,14 +254,14 @@ def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch)
 
 def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that is rewritten after a disconnect is timed from its first write."""
-    outbound, window = OutboundPressure(), Window()
-    session = session_of(window, outbound)
+    outbound, session = OutboundPressure(), StubSession()
+    pressure = pressure_of(session, outbound)
     for sequence, messages, now in ((1, 100, 0.0), (2, 1, 1.0), (1, 100, 2.0)):
         monkeypatch.setattr(Clock, "now", now)
-        session.on_write(OutFrame(sequence, [], [], messages, 0))
+        pressure.on_write(OutFrame(sequence, [], [], messages, 0))
     monkeypatch.setattr(Clock, "now", 2.4)
-    for window.acked_frame, counted in ((1, 100), (2, 101)):
-        session.on_acknowledged()
+    for session.acked_frame, counted in ((1, 100), (2, 101)):
+        pressure.on_acknowledged()
         counts = outbound.send_to_ack.counts
         assert counts[BOUNDS.index(2.5)] == sum(counts) == counted
     assert outbound.send_to_ack.seconds == pytest.approx(100 * 2.4 + 1.4)
