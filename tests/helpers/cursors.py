@@ -17,14 +17,14 @@ def ack_of(
 
 def credit_of(flow: int, messages: int, size_bytes: int, processed: int) -> pb.TaskCredit:
     """Return the credit of a flow."""
-    task, route = split_flow(flow)
+    task, flow_path = split_flow(flow)
     return pb.TaskCredit(
-        task=task, messages=messages, bytes=size_bytes, released_messages=processed, route=route
+        task=task, messages=messages, bytes=size_bytes, released_messages=processed, flow_path=flow_path
     )
 
 
 def refusal_of(
-    sequence: int, task: int, messages: int, code: str, detail: str, owner: str = "", route: int = 0
+    sequence: int, task: int, messages: int, code: str, detail: str, owner: str = "", flow_path: int = 0
 ) -> pb.Refusal:
     """Return the refusal of a frame's messages for a task; `code` is the name without its prefix."""
     return pb.Refusal(
@@ -34,7 +34,7 @@ def refusal_of(
         code=f"ERROR_CODE_{code}",
         detail=detail,
         owner_address=owner,
-        route=route,
+        flow_path=flow_path,
     )
 
 

@@ -26,13 +26,13 @@ ASSIGNMENT = Assignment(1, "t", (HERE, THERE))
 
 
 class Program:
-    """A sender that counts released messages; acks_releases: it waits until they are processed."""
+    """A sender that counts released messages; awaits_releases: it waits until they are processed."""
 
     source, sender_id = "program", "p"
 
-    def __init__(self, worker_number: int = 0, *, acks_releases: bool = True) -> None:
+    def __init__(self, worker_number: int = 0, *, awaits_releases: bool = True) -> None:
         self.worker_number = worker_number
-        self.acks_releases = acks_releases
+        self.awaits_releases = awaits_releases
         self.released = 0
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:

@@ -95,7 +95,7 @@ class Worker:
         credit = SessionCredit(
             self.shares,
             max_message_bytes=SETTINGS.max_message_bytes,
-            acks_releases=processed,
+            grants_every_release=processed,
             blocked_sessions=self.tasks_without_credit,
         )
         self.session = ReceiveSession(1, credit)

@@ -171,14 +171,14 @@ class ControlClient:
             files.setdefault(piece.name, bytearray()).extend(piece.content)
         return {name: bytes(content) for name, content in files.items()}
 
-    def set_logging(self, level: str = "", *, seconds: float, every_seconds: float = 0.0) -> None:
+    def set_logging(self, level: str = "", *, seconds: float, interval_seconds: float = 0.0) -> None:
         """Change the worker's logging for `seconds`, at most a day; then its settings apply again.
 
-        level: debug, info, warning or error; empty: the configured one. every_seconds: the minimum time
+        level: debug, info, warning or error; empty: the configured one. interval_seconds: the minimum time
         between log entries for the same event of a client; 0: a minute. Raises ProtocolError if invalid.
         """
-        request = pb.SetLoggingRequest(level=level, duration_seconds=seconds, every_seconds=every_seconds)
-        self._call("control.SetLogging", request)
+        fields = dict[str, Any](level=level, duration_seconds=seconds, interval_seconds=interval_seconds)
+        self._call("control.SetLogging", pb.SetLoggingRequest(**fields))
 
     def report_program(self, report: pb.ReportProgramRequest) -> None:
         """Replace this program's report on its executors and metrics; at most once a second."""

@@ -317,7 +317,8 @@ class SendingEnd(ReconnectingSession):
                 if self.buffer.wants_acks:
                     self.buffer.wants_acks = False
                     if not ack_requested:
-                        await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
+                        request = pb.SendRequest(probe=pb.Probe(changes_only=True))
+                        await stream.write(request.SerializeToString())
                     continue
                 # 4. The goodbye reports departures. After it, the receiver forgets the session.
                 if self.is_closed:

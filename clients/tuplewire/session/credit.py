@@ -46,7 +46,7 @@ class SessionCredit:
         shares: QueueShares,
         *,
         max_message_bytes: int,
-        acks_releases: bool,
+        grants_every_release: bool,
         blocked_sessions: Counter[int] | None = None,
     ) -> None:
         """Start with a window for every task.
@@ -54,15 +54,15 @@ class SessionCredit:
         Args:
             shares: Queried for the window at every grant, so a window may change during the session.
             max_message_bytes: Maximum size of a message, by which a sender may exceed its credit.
-            acks_releases: True to send a grant at every release, for ack mode `processed`. Otherwise a
-                grant is sent once a quarter of the window is free, or once everything is released.
+            grants_every_release: True to send a grant at every release, for ack mode `processed`. Otherwise
+                a grant is sent once a quarter of the window is free, or once everything is released.
             blocked_sessions: Counts the connected sessions without credit for each task, without zeros.
         """
         self.initial_share = shares.initial_share
         """The window of every task that has no grant yet."""
         self._shares = shares
         self._max_message_bytes = max_message_bytes
-        self._needs_release_acks = acks_releases
+        self._grants_every_release = grants_every_release
         self._watched_tasks: set[int] = set()
         self.accounts = {task: _Account(*shares.share_for(task)) for task in shares.reduced_share_tasks}
         self._changed_flows: dict[int, None] = {}
@@ -95,7 +95,7 @@ class SessionCredit:
                 self.received_messages += count
                 self.received_bytes += size
                 counted_groups.append(group)
-                # Forwarded messages (flow < 0) use the credit that their entry worker granted.
+                # Forwarded messages (flow_id < 0) use the credit that their entry worker granted.
                 if group.flow_id >= 0 and not account.has_credit:
                     self._check_credit(group.flow_id, account)
         except RefusedError:
@@ -117,77 +117,77 @@ class SessionCredit:
         if not account.received_messages and account.granted_messages == self.initial_share.messages:
             self._forget(group.flow_id)
 
-    def close_flow(self, flow: int) -> None:
+    def close_flow(self, flow_id: int) -> None:
         """Remove a closed flow. Raises MalformedError if it is unknown or has unreleased messages."""
-        account = self.accounts.get(flow)
+        account = self.accounts.get(flow_id)
         if account is None or account.released_messages < account.received_messages:
-            raise MalformedError(f"cannot close flow {flow}: it is unknown, or has unreleased messages")
-        self._forget(flow)
+            raise MalformedError(f"cannot close flow {flow_id}: it is unknown, or has unreleased messages")
+        self._forget(flow_id)
 
-    def _forget(self, flow: int) -> None:
-        del self.accounts[flow]
-        self._changed_flows.pop(flow, None)
-        self._watched_tasks.discard(flow)
-        self._mark_unblocked(flow)
+    def _forget(self, flow_id: int) -> None:
+        del self.accounts[flow_id]
+        self._changed_flows.pop(flow_id, None)
+        self._watched_tasks.discard(flow_id)
+        self._mark_unblocked(flow_id)
 
-    def _check_credit(self, flow: int, account: _Account) -> None:
-        self._update_blocked(flow, account)
+    def _check_credit(self, flow_id: int, account: _Account) -> None:
+        self._update_blocked(flow_id, account)
         # The last message may start within the granted bytes and exceed them.
         if (
             account.received_messages > account.granted_messages
             or account.received_bytes >= account.granted_bytes + self._max_message_bytes
         ):
             raise CreditExceededError(
-                f"task {flow}: {account.received_messages} messages of {account.received_bytes} bytes "
+                f"task {flow_id}: {account.received_messages} messages of {account.received_bytes} bytes "
                 f"were sent, only {account.granted_messages} of {account.granted_bytes} bytes granted"
             )
 
-    def _update_blocked(self, flow: int, account: _Account) -> None:
+    def _update_blocked(self, flow_id: int, account: _Account) -> None:
         if account.has_credit:
-            self._mark_unblocked(flow)
-        elif flow not in self.blocked_flows:
-            self.blocked_flows.add(flow)
-            self._blocked_sessions[flow] += 1
+            self._mark_unblocked(flow_id)
+        elif flow_id not in self.blocked_flows:
+            self.blocked_flows.add(flow_id)
+            self._blocked_sessions[flow_id] += 1
 
-    def _mark_unblocked(self, flow: int) -> None:
-        if flow in self.blocked_flows:
-            self.blocked_flows.discard(flow)
-            self._blocked_sessions[flow] -= 1
-            if not self._blocked_sessions[flow]:
-                del self._blocked_sessions[flow]
+    def _mark_unblocked(self, flow_id: int) -> None:
+        if flow_id in self.blocked_flows:
+            self.blocked_flows.discard(flow_id)
+            self._blocked_sessions[flow_id] -= 1
+            if not self._blocked_sessions[flow_id]:
+                del self._blocked_sessions[flow_id]
 
     def on_disconnected(self) -> None:
         """Count no task as blocked: a sender without a stream waits for nothing. See all_grants()."""
-        for flow in list(self.blocked_flows):
-            self._mark_unblocked(flow)
+        for flow_id in list(self.blocked_flows):
+            self._mark_unblocked(flow_id)
 
-    def on_released(self, flow: int, messages: int, size_bytes: int) -> bool:
+    def on_released(self, flow_id: int, messages: int, size_bytes: int) -> bool:
         """Count released messages; return True if the sender should get a grant now.
 
         1. The sender or a move waits for each release: send a grant.
         2. Everything is released: send a grant.
         3. The grant would add at least a quarter of the window: send it. Otherwise, skip it.
         """
-        account = self.accounts[flow]
+        account = self.accounts[flow_id]
         account.released_messages += messages
         account.released_bytes += size_bytes
         self.released_messages += messages
         self.released_bytes += size_bytes
         if (
-            # 1. Forwarded messages (flow < 0) are part of a move, which waits for their release.
-            not self._needs_release_acks
-            and flow >= 0
-            and flow not in self._watched_tasks
+            # 1. Forwarded messages (flow_id < 0) are part of a move, which waits for their release.
+            not self._grants_every_release
+            and flow_id >= 0
+            and flow_id not in self._watched_tasks
             # 2. An upstream worker's window may be smaller than this quarter, and its senders would wait.
             and account.released_messages < account.received_messages
         ):
             # 3. A grant costs as much as a message on the stream, regardless of its content.
-            share = self._shares.share_for(flow)
+            share = self._shares.share_for(flow_id)
             messages = account.released_messages + share.messages - account.granted_messages
             size = account.released_bytes + share.size_bytes - account.granted_bytes
             if messages < share.messages >> 2 and size < share.size_bytes >> 2:
                 return False
-        self._changed_flows[flow] = None
+        self._changed_flows[flow_id] = None
         return True
 
     def watch_releases(self, tasks: Iterable[int]) -> None:
@@ -205,7 +205,7 @@ class SessionCredit:
         return not self.blocked_flows.isdisjoint(self._changed_flows)
 
     @property
-    def exhausted_task_count(self) -> int:
+    def blocking_task_count(self) -> int:
         """The number of tasks for which the window is used up."""
         return len(self.blocked_flows)
 
@@ -228,37 +228,37 @@ class SessionCredit:
     def unreleased_counts(self) -> list[tuple[int, int, int]]:
         """Return (task, messages, bytes) of unreleased messages, except forwarded ones."""
         return [
-            (flow, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
-            for flow, each in self.accounts.items()
-            if flow >= 0 and each.received_messages > each.released_messages
+            (task, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
+            for task, each in self.accounts.items()
+            if task >= 0 and each.received_messages > each.released_messages
         ]
 
     def take_changes(self) -> list[TaskCredit]:
         """Return and clear the grants that have changed since the last call."""
         changed, self._changed_flows = self._changed_flows, {}
-        return [self._grant(flow) for flow in changed]
+        return [self._grant(flow_id) for flow_id in changed]
 
     def all_grants(self) -> list[TaskCredit]:
         """Return every grant, for a sender that reconnects. It may wait for credit again."""
-        grants = [self._grant(flow) for flow in self.accounts]
-        for flow, account in self.accounts.items():
-            if flow >= 0:
-                self._update_blocked(flow, account)
+        grants = [self._grant(flow_id) for flow_id in self.accounts]
+        for flow_id, account in self.accounts.items():
+            if flow_id >= 0:
+                self._update_blocked(flow_id, account)
         return grants
 
-    def _grant(self, flow: int) -> TaskCredit:
-        account = self.accounts[flow]
-        share = self._shares.share_for(flow)
+    def _grant(self, flow_id: int) -> TaskCredit:
+        account = self.accounts[flow_id]
+        share = self._shares.share_for(flow_id)
         # The maximum, because a share may shrink but a grant must never fall.
         account.granted_messages = max(account.granted_messages, account.released_messages + share.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + share.size_bytes)
-        if flow in self.blocked_flows:
-            self._update_blocked(flow, account)
-        task, route = split_flow(flow)
+        if flow_id in self.blocked_flows:
+            self._update_blocked(flow_id, account)
+        task, flow_path = split_flow(flow_id)
         return TaskCredit(
             task=task,
             messages=account.granted_messages,
             bytes=account.granted_bytes,
             released_messages=account.released_messages,
-            route=route,
+            flow_path=flow_path,
         )

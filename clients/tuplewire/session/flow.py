@@ -43,10 +43,10 @@ class PendingPart:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Messages to a task, or forwarded to it by one route, with their own credit; see TaskGroup.flow_id."""
+    """Messages to a task, or forwarded to it on one path, with their own credit; see TaskGroup.flow_id."""
 
-    route: int
-    """See route_of()."""
+    path: int
+    """See flow_path_of()."""
     first_frame: int
     """The first frame of this flow. Grants from before the receiver accepted it are for a closed flow with
     the same id, and are ignored."""

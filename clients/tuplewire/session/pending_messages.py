@@ -119,7 +119,7 @@ class PendingMessages:
         found: dict[tuple[int, int], int] = {}
         for flow_id, flow in self._flows.items():
             if not flow.all_released:
-                key = split_flow(flow_id)[0], entry_worker(flow.route)
+                key = split_flow(flow_id)[0], entry_worker(flow.path)
                 found[key] = max(flow.highest_entry_sequence, found.get(key, 0))
         return found
 
@@ -153,16 +153,16 @@ class PendingMessages:
         """Return True if the receiver has released every message to a task, and none is pending here."""
         return all(flow.all_released for flow in self._flows_by_task.get(task, ()))
 
-    def route_before(self, task: int, entry_workers: Collection[int], entry_sequence: int) -> int | None:
-        """Return the route of the last unreleased messages before `entry_sequence`; None if there are none.
+    def flow_path_before(self, task: int, entry_workers: Collection[int], entry_sequence: int) -> int | None:
+        """Return the path of the last unreleased messages before `entry_sequence`; None if there are none.
 
         Only messages of the entry workers `entry_workers` count, by number; 0 is this sender.
         """
         unreleased = (flow for flow in self._flows_by_task.get(task, ()) if not flow.all_released)
         found = [
-            (flow.highest_entry_sequence, flow.route)
+            (flow.highest_entry_sequence, flow.path)
             for flow in unreleased
-            if flow.highest_entry_sequence < entry_sequence and entry_worker(flow.route) in entry_workers
+            if flow.highest_entry_sequence < entry_sequence and entry_worker(flow.path) in entry_workers
         ]
         return max(found)[1] if found else None
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from tuplewire.errors import RefusedError, ResourceLimitError, SequenceGapError
 from tuplewire.session.credit import MAX_TASKS, SessionCredit
-from tuplewire.values.group import TaskGroup, route_of
+from tuplewire.values.group import TaskGroup, flow_path_of
 from tuplewire.wire.messaging_pb2 import Ack, Refusal, TaskCredit
 
 REMEMBERED_FRAMES = 64
@@ -64,8 +64,8 @@ class ReceiveSession:
             raise SequenceGapError(text)
         credit = self.credit
         # Close before counting: the frame may use a closed flow again, with new counts.
-        for flow in closed_flows:
-            credit.close_flow(flow)
+        for flow_id in closed_flows:
+            credit.close_flow(flow_id)
         # 3. Refuse only these groups, so that the stream and the other tasks continue.
         if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.groups_over_limit(groups)):
             error: RefusedError = ResourceLimitError(f"over {MAX_TASKS} tasks in a session; use two clients")
@@ -93,7 +93,7 @@ class ReceiveSession:
             code=f"ERROR_CODE_{error.code}",
             detail=str(error),
             owner_address=error.owner,
-            route=route_of(group.path),
+            flow_path=flow_path_of(group.path),
         )
         self._refusals.append(refusal)
         # At most 64 frames are in flight, so the sender knows the outcome of all older frames.

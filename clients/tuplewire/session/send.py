@@ -91,9 +91,9 @@ class SendSession(PendingMessages):
             flow_id = group.flow_id
             flow = self._flows.get(flow_id)
             if flow is None:
-                task, route = split_flow(flow_id)
+                task, flow_path = split_flow(flow_id)
                 first_frame = self._closed_in_frame.pop(flow_id, self.acked_frame)
-                flow = self._flows[flow_id] = Flow(route, first_frame)
+                flow = self._flows[flow_id] = Flow(flow_path, first_frame)
                 self._set_initial_credit(flow_id, flow)
                 self._flows_by_task.setdefault(task, []).append(flow)
             micros = group.accepted_micros or now_micros
@@ -172,7 +172,7 @@ class SendSession(PendingMessages):
         """Mark messages that the previous process of the receiver had accepted from programs."""
         self._lost_entry_worker = lost_entry_worker
         for flow in self._flows.values():
-            if entry_worker(flow.route) == lost_entry_worker:
+            if entry_worker(flow.path) == lost_entry_worker:
                 flow.waiting = deque(each.with_group(each.group.as_redelivered()) for each in flow.waiting)
 
     def _apply_limits(self, welcome: Welcome) -> None:
@@ -281,11 +281,11 @@ class SendSession(PendingMessages):
             if flow.sent_messages:
                 self._flows_to_close[flow_id] = None
                 self._reduced_credit.pop(flow_id, None)
-            task, route = split_flow(flow_id)
+            task, flow_path = split_flow(flow_id)
             self._flows_by_task[task].remove(flow)
             if not self._flows_by_task[task]:
                 del self._flows_by_task[task]
-            if not route:
+            if not flow_path:
                 tasks.append(task)
         return tasks
 
@@ -409,5 +409,5 @@ class SendSession(PendingMessages):
             frame.entries = kept
 
 
-def _flow_id_of(part: TaskCredit | Refusal) -> int:
-    return flow_id_of(part.task, part.route)
+def _flow_id_of(counted: TaskCredit | Refusal) -> int:
+    return flow_id_of(counted.task, counted.flow_path)

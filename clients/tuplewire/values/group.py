@@ -99,17 +99,17 @@ def flow_id_of(task: int, path: int) -> int:
     Each flow has a separate order and separate counts. While a task moves, returned messages must not queue
     behind messages that wait for them.
     """
-    route = route_of(path)
-    return ~(route << 31 | task) if route else task
+    flow_path = flow_path_of(path)
+    return ~(flow_path << 31 | task) if flow_path else task
 
 
-def route_of(path: int) -> int:
-    """Return the route in a path: entry worker and number of hops. Each route has its own order."""
+def flow_path_of(path: int) -> int:
+    """Return a path without its unqueued hops: messages with the same result are in one flow, in order."""
     return path % _UNQUEUED_HOP
 
 
 def split_flow(flow_id: int) -> tuple[int, int]:
-    """Return the task and the route of a flow: the inverse of flow_id_of()."""
+    """Return the task and the flow_path of a flow: the inverse of flow_id_of()."""
     return (flow_id, 0) if flow_id >= 0 else (~flow_id & MAX_TASK, ~flow_id >> 31)
 
 
@@ -326,14 +326,14 @@ class TaskGroup:
         """Return the same messages with this time of acceptance, unless the group has one."""
         return self if self.accepted_micros else replace(self, accepted_micros=micros)
 
-    def as_forwarded(self, worker_number: int, min_route: int = 0) -> TaskGroup:
+    def as_forwarded(self, worker_number: int, min_flow_path: int = 0) -> TaskGroup:
         """Return a copy that is forwarded once more; `worker_number` is the entry worker if none is set.
 
-        `min_route` is the route (see route_of()) of earlier messages of this entry worker. The new route is
-        not lower, so the messages do not overtake the earlier ones.
+        `min_flow_path`: flow_path_of() earlier messages of this entry worker. The new path is not lower, so
+        the messages do not overtake the earlier ones.
         """
         path = (self.path or worker_number) + _HOP + _UNQUEUED_HOP
-        return replace(self, path=path + max(0, min_route - route_of(path)))
+        return replace(self, path=path + max(0, min_flow_path - flow_path_of(path)))
 
     @property
     def unqueued_hops(self) -> int:
@@ -347,7 +347,7 @@ class TaskGroup:
         The messages then need no other credit, because they use the credit of this worker.
         """
         if self.path:
-            return replace(self, path=route_of(self.path)) if self.unqueued_hops else self
+            return replace(self, path=flow_path_of(self.path)) if self.unqueued_hops else self
         return replace(self, path=entry_worker) if entry_worker else self
 
     @property

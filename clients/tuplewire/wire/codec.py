@@ -57,16 +57,16 @@ def encode_frame(
         assignment_version, closed_flows: Fields of Frame, for Send.
     """
     frame_accepted = accepted_micros[0] if accepted_micros else 0
-    told = OpaqueFrame(
+    frame = OpaqueFrame(
         sequence=sequence,
         assignment_version=assignment_version,
         accepted_unix_micros=frame_accepted,
         ack_immediately=ack_immediately,
     )
-    for flow in closed_flows:
-        task, route = split_flow(flow)
-        told.closed_flows.add(task=task, route=route)
-    parts = [b"", told.SerializeToString()]
+    for flow_id in closed_flows:
+        task, flow_path = split_flow(flow_id)
+        frame.closed_flows.add(task=task, flow_path=flow_path)
+    parts = [b"", frame.SerializeToString()]
     # The first run's time is a field of the frame. Other runs have a time only if it differs.
     for index, run in enumerate(runs):
         group = run[0]
@@ -111,7 +111,7 @@ def closed_flows_of(frame: OpaqueFrame) -> Sequence[int]:
         return ()
     if (count := len(frame.closed_flows)) > MAX_TASKS:
         raise MalformedError(f"a frame closes {count} flows; a session has at most {MAX_TASKS}")
-    return [flow_id_of(each.task, each.route) for each in frame.closed_flows]
+    return [flow_id_of(each.task, each.flow_path) for each in frame.closed_flows]
 
 
 def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:

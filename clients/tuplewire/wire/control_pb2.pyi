@@ -102,7 +102,7 @@ class TaskStatus(_message.Message):
     def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_messages: _Optional[int] = ..., congested: bool = ..., base_sequence: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., load: _Optional[float] = ..., received_messages: _Optional[int] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("sender_id", "identity", "worker_id", "address", "connected", "state_age_seconds", "sent_messages", "sent_bytes", "window_messages", "outstanding_messages", "outstanding_bytes", "exhausted_task_count")
+    __slots__ = ("sender_id", "identity", "worker_id", "address", "connected", "state_age_seconds", "sent_messages", "sent_bytes", "window_messages", "outstanding_messages", "outstanding_bytes", "blocking_task_count")
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -114,7 +114,7 @@ class SessionStatus(_message.Message):
     WINDOW_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_BYTES_FIELD_NUMBER: _ClassVar[int]
-    EXHAUSTED_TASK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKING_TASK_COUNT_FIELD_NUMBER: _ClassVar[int]
     sender_id: str
     identity: str
     worker_id: str
@@ -126,8 +126,8 @@ class SessionStatus(_message.Message):
     window_messages: int
     outstanding_messages: int
     outstanding_bytes: int
-    exhausted_task_count: int
-    def __init__(self, sender_id: _Optional[str] = ..., identity: _Optional[str] = ..., worker_id: _Optional[str] = ..., address: _Optional[str] = ..., connected: bool = ..., state_age_seconds: _Optional[float] = ..., sent_messages: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., window_messages: _Optional[int] = ..., outstanding_messages: _Optional[int] = ..., outstanding_bytes: _Optional[int] = ..., exhausted_task_count: _Optional[int] = ...) -> None: ...
+    blocking_task_count: int
+    def __init__(self, sender_id: _Optional[str] = ..., identity: _Optional[str] = ..., worker_id: _Optional[str] = ..., address: _Optional[str] = ..., connected: bool = ..., state_age_seconds: _Optional[float] = ..., sent_messages: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., window_messages: _Optional[int] = ..., outstanding_messages: _Optional[int] = ..., outstanding_bytes: _Optional[int] = ..., blocking_task_count: _Optional[int] = ...) -> None: ...
 
 class ConsumerStatus(_message.Message):
     __slots__ = ("consumer_id", "identity", "address", "subscribed_seconds", "tasks", "outstanding_messages", "task_count")
@@ -892,14 +892,14 @@ class GetDebugResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class SetLoggingRequest(_message.Message):
-    __slots__ = ("level", "duration_seconds", "every_seconds")
+    __slots__ = ("level", "duration_seconds", "interval_seconds")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    EVERY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     level: str
     duration_seconds: float
-    every_seconds: float
-    def __init__(self, level: _Optional[str] = ..., duration_seconds: _Optional[float] = ..., every_seconds: _Optional[float] = ...) -> None: ...
+    interval_seconds: float
+    def __init__(self, level: _Optional[str] = ..., duration_seconds: _Optional[float] = ..., interval_seconds: _Optional[float] = ...) -> None: ...
 
 class SetLoggingResponse(_message.Message):
     __slots__ = ()

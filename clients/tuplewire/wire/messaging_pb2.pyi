@@ -189,44 +189,44 @@ class Frame(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed_flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ..., ack_immediately: bool = ...) -> None: ...
 
 class Flow(_message.Message):
-    __slots__ = ("task", "route")
+    __slots__ = ("task", "flow_path")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    FLOW_PATH_FIELD_NUMBER: _ClassVar[int]
     task: int
-    route: int
-    def __init__(self, task: _Optional[int] = ..., route: _Optional[int] = ...) -> None: ...
+    flow_path: int
+    def __init__(self, task: _Optional[int] = ..., flow_path: _Optional[int] = ...) -> None: ...
 
 class TaskCredit(_message.Message):
-    __slots__ = ("task", "messages", "bytes", "released_messages", "route")
+    __slots__ = ("task", "messages", "bytes", "released_messages", "flow_path")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     RELEASED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    FLOW_PATH_FIELD_NUMBER: _ClassVar[int]
     task: int
     messages: int
     bytes: int
     released_messages: int
-    route: int
-    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., released_messages: _Optional[int] = ..., route: _Optional[int] = ...) -> None: ...
+    flow_path: int
+    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., released_messages: _Optional[int] = ..., flow_path: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("frame_sequence", "task", "messages", "code", "detail", "owner_address", "route")
+    __slots__ = ("frame_sequence", "task", "messages", "code", "detail", "owner_address", "flow_path")
     FRAME_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    FLOW_PATH_FIELD_NUMBER: _ClassVar[int]
     frame_sequence: int
     task: int
     messages: int
     code: ErrorCode
     detail: str
     owner_address: str
-    route: int
-    def __init__(self, frame_sequence: _Optional[int] = ..., task: _Optional[int] = ..., messages: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner_address: _Optional[str] = ..., route: _Optional[int] = ...) -> None: ...
+    flow_path: int
+    def __init__(self, frame_sequence: _Optional[int] = ..., task: _Optional[int] = ..., messages: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner_address: _Optional[str] = ..., flow_path: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("sequence", "credits", "refusals", "previous_sequence")
@@ -241,12 +241,12 @@ class Ack(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., previous_sequence: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("acknowledged_sequence", "brief")
+    __slots__ = ("acknowledged_sequence", "changes_only")
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    BRIEF_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_ONLY_FIELD_NUMBER: _ClassVar[int]
     acknowledged_sequence: int
-    brief: bool
-    def __init__(self, acknowledged_sequence: _Optional[int] = ..., brief: bool = ...) -> None: ...
+    changes_only: bool
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., changes_only: bool = ...) -> None: ...
 
 class TaskLoad(_message.Message):
     __slots__ = ("task", "load")

@@ -55,9 +55,9 @@ class OpaqueMessage(_message.Message):
     def __init__(self, frame: _Optional[_Union[OpaqueFrame, _Mapping]] = ...) -> None: ...
 
 class OpaqueFlow(_message.Message):
-    __slots__ = ("task", "route")
+    __slots__ = ("task", "flow_path")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    FLOW_PATH_FIELD_NUMBER: _ClassVar[int]
     task: int
-    route: int
-    def __init__(self, task: _Optional[int] = ..., route: _Optional[int] = ...) -> None: ...
+    flow_path: int
+    def __init__(self, task: _Optional[int] = ..., flow_path: _Optional[int] = ...) -> None: ...

@@ -91,7 +91,7 @@ def add_inspection_commands(commands: Any) -> None:
     about = "seconds until the configured level is restored (default: 600, maximum: 86400)"
     parser.add_argument("--for", dest="seconds", **kind_arg(_UP_TO_A_DAY), default=600.0, help=about)
     about = "minimum seconds between log entries for the same event of a client (default: 60)"
-    parser.add_argument("--every", **kind_arg(_UP_TO_A_DAY), default=60.0, help=about)
+    parser.add_argument("--interval", **kind_arg(_UP_TO_A_DAY), default=60.0, help=about)
 
 
 def _top(arguments: argparse.Namespace) -> int:
@@ -100,7 +100,7 @@ def _top(arguments: argparse.Namespace) -> int:
         arguments.interval = 2.0 if arguments.web else 1.0
     is_printed = arguments.once or arguments.json
     if arguments.web and (is_printed or arguments.filter):
-        raise ConfigError("--web shows everything: leave --once, --json and --filter out")
+        raise ConfigError("--web cannot be combined with --once, --json or --filter")
     console = None if is_printed or arguments.web else console_of(sys.stdout)
     if console is None and not (is_printed or arguments.web):
         lacks = "rich, and a TERM other than dumb" if sys.stdout.isatty() else "a terminal as its output"
@@ -163,23 +163,23 @@ def _debug(arguments: argparse.Namespace) -> int:
 
 def _log_level(arguments: argparse.Namespace) -> int:
     with make_control_client(arguments) as client:
-        client.set_logging(arguments.level, seconds=arguments.seconds, every_seconds=arguments.every)
-    every = f"and the same event of a client at most once in {arguments.every:g} s"
-    write_lines(sys.stdout, f"{client.address} logs {arguments.level} for {arguments.seconds:g} s, {every}")
+        client.set_logging(arguments.level, seconds=arguments.seconds, interval_seconds=arguments.interval)
+    rate = f"and the same event of a client at most once in {arguments.interval:g} s"
+    write_lines(sys.stdout, f"{client.address} logs {arguments.level} for {arguments.seconds:g} s, {rate}")
     return EXIT_OK
 
 
 def _tap(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.tapped import read_taps, tapped_as_json, tapped_as_text
 
-    left = arguments.count
+    remaining = arguments.count
     omitted = count = 0
     with closing(read_taps(arguments)) as tapped:  # ends the taps at their workers
         passed = next(tapped).passed_messages  # the tap is open
         try:
             for response in tapped:
                 passed = response.passed_messages
-                for message in response.messages[:left]:
+                for message in response.messages[:remaining]:
                     count += 1
                     if arguments.json:
                         print(tapped_as_json(message))
@@ -189,7 +189,7 @@ def _tap(arguments: argparse.Namespace) -> int:
                 if response.omitted_messages > omitted:
                     print(f"-- {response.omitted_messages - omitted} omitted --", file=sys.stderr, flush=True)
                     omitted = response.omitted_messages
-                if left is not None and (left := left - len(response.messages)) <= 0:
+                if remaining is not None and (remaining := remaining - len(response.messages)) <= 0:
                     break
         finally:
             print(f"{count} shown, {omitted} omitted, of {passed} that passed", file=sys.stderr)

@@ -85,36 +85,36 @@ class LogOutput(logging.Handler, Collector):
         self._counts[level.lower()] += 1
         self._lines.append(self.format(record)[:_MAX_LINE_LENGTH])
 
-    def change(self, level: str, every_seconds: float, seconds: float, by: Mapping[str, str]) -> None:
+    def change(self, level: str, interval_seconds: float, seconds: float, by: Mapping[str, str]) -> None:
         """Change the level, and the rate of events that peers can trigger. Call only from the event loop.
 
         After `seconds`, at most a day, the configured values apply again. Raises MalformedError.
 
         Args:
             level: The level; empty: the configured one.
-            every_seconds: Minimum seconds between such events; 0: the default of one minute.
+            interval_seconds: Minimum seconds between such events; 0: the default of one minute.
             by: The client that requested the change, for the log.
         """
         level = level or self._configured_level
-        every_seconds = every_seconds or LogRateLimiter.DEFAULT_INTERVAL_SECONDS
+        interval_seconds = interval_seconds or LogRateLimiter.DEFAULT_INTERVAL_SECONDS
         if level not in LEVELS:
             raise MalformedError(f"a level is one of {', '.join(LEVELS)}, not {level[:100]!r}")
-        if not (0 < seconds <= MAX_SECONDS and 0 <= every_seconds <= MAX_SECONDS):
+        if not (0 < seconds <= MAX_SECONDS and 0 <= interval_seconds <= MAX_SECONDS):
             raise MalformedError(f"both times of a change must be between 0 and {MAX_SECONDS:g} s")
-        change = {"level": level, "every_seconds": every_seconds, "seconds": seconds}
+        change = {"level": level, "interval_seconds": interval_seconds, "seconds": seconds}
         logger.warning("log_level.changed", extra={**by, **change})
         if self._restore_timer is not None:
             self._restore_timer.cancel()
-        self._apply(level, every_seconds)
+        self._apply(level, interval_seconds)
         self._restore_timer = asyncio.get_running_loop().call_later(seconds, self._restore)
 
     def _restore(self) -> None:
         self._apply(self._configured_level, LogRateLimiter.DEFAULT_INTERVAL_SECONDS)
         logger.warning("log_level.restored", extra={"level": self._configured_level})
 
-    def _apply(self, level: str, every_seconds: float) -> None:
+    def _apply(self, level: str, interval_seconds: float) -> None:
         logging.getLogger().setLevel(level.upper())
-        LogRateLimiter.quiet_seconds = every_seconds
+        LogRateLimiter.quiet_seconds = interval_seconds
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric. Thread-safe."""

@@ -192,7 +192,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def SetLogging(self, request: pb.SetLoggingRequest, context: Call) -> pb.SetLoggingResponse:
         by = {"client": context.peer(), "identity": self.admit(context).owner}
-        self.debugging.log.change(request.level, request.every_seconds, request.duration_seconds, by)
+        self.debugging.log.change(request.level, request.interval_seconds, request.duration_seconds, by)
         return pb.SetLoggingResponse()
 
     async def ReportProgram(

@@ -80,7 +80,7 @@ class InboundSession(Protocol):
         """The number that identifies the sender in forwarded messages, or 0 for a program."""
 
     @property
-    def acks_releases(self) -> bool:
+    def awaits_releases(self) -> bool:
         """True if the sender waits for each release, like a worker, or a sender in the mode `processed`.
 
         Its messages are retained until their consumer has acknowledged them.

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.text.events import LogRateLimiter, event_logger
-from tuplewire.values.group import PATH, SIZE_BYTES, TaskGroup, get_count, route_of
+from tuplewire.values.group import PATH, SIZE_BYTES, TaskGroup, flow_path_of, get_count
 from tuplewire.values.message import SHUTDOWN_MESSAGE, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import BLOCK, IConnectionCallback, InboundSession, ReceivedBatch
@@ -77,9 +77,9 @@ class Reception(IConnectionCallback):
         self, session: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
     ) -> None:
         """Deliver the accepted groups of a frame; report refused and released groups to its session."""
-        routes = {0: groups} if set(map(PATH, groups)) == {0} else _by_route(groups)
-        for route, some in routes.items():
-            batch = ReceivedBatch.for_callback(some, session.inbound_session(route), assignment_version)
+        by_path = {0: groups} if set(map(PATH, groups)) == {0} else _by_flow_path(groups)
+        for flow_path, some in by_path.items():
+            batch = ReceivedBatch.for_callback(some, session.inbound_session(flow_path), assignment_version)
             # The sender must get an answer even if the callback has a defect.
             try:
                 self.callback.recv(batch)
@@ -138,9 +138,9 @@ class Reception(IConnectionCallback):
         self._messages.put((SHUTDOWN_MESSAGE, None))
 
 
-def _by_route(groups: Sequence[TaskGroup]) -> Mapping[int, Sequence[TaskGroup]]:
-    """Return the groups by route: releases are counted by route, and a batch has one inbound for them."""
-    routes: dict[int, list[TaskGroup]] = {}
+def _by_flow_path(groups: Sequence[TaskGroup]) -> Mapping[int, Sequence[TaskGroup]]:
+    """Return the groups by path: releases are counted by path, and a batch has one inbound for them."""
+    by_path: dict[int, list[TaskGroup]] = {}
     for group in groups:
-        routes.setdefault(route_of(group.path), []).append(group)
-    return routes
+        by_path.setdefault(flow_path_of(group.path), []).append(group)
+    return by_path

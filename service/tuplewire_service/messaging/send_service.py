@@ -309,8 +309,8 @@ class SendService(StreamService):
                 session.state.credit.watch_releases(request.watch_releases.tasks)
                 session.wake()
             if kind == "probe":
-                # A brief probe requests only changes, but immediately, because a caller waits for them.
-                if not request.probe.brief:
+                # A caller waits for the changes: the answer is not delayed.
+                if not request.probe.changes_only:
                     session.state.request_full_state(request.probe.acknowledged_sequence)
                 stream.wake.set()
             if kind in {None, "hello"}:
@@ -366,7 +366,7 @@ class SendService(StreamService):
         """Return True if a sender that stopped writing because of a drain still waits for releases."""
         if self._ending or stream.ending.done() or stream.peer_level <= self.intake:
             return False
-        return session.acks_releases and not session.state.credit.all_released
+        return session.awaits_releases and not session.state.credit.all_released
 
 
 def _decode_request(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:

@@ -116,10 +116,10 @@ class Session:
         processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
         self.ack_mode = pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED
         # A worker forwards messages that are forwarded again only during a move, which waits for releases.
-        self.acks_releases = processed or worker
+        self.awaits_releases = processed or worker
         limit = sessions.settings.session.max_message_bytes
         credit = SessionCredit(
-            sessions.shares, max_message_bytes=limit, acks_releases=processed, blocked_sessions=blocked
+            sessions.shares, max_message_bytes=limit, grants_every_release=processed, blocked_sessions=blocked
         )
         self.state = ReceiveSession(hello.incarnation, credit)
         self.has_no_share = False
@@ -135,7 +135,7 @@ class Session:
         """Number of departed workers at the start of the session."""
         self.access = access
         """The rights of the client that carries the session now."""
-        self._inbounds: dict[int, _RouteInboundSession] = {}
+        self._inbounds: dict[int, _PathInboundSession] = {}
         self._sender_sessions = sessions
 
     def wake(self) -> None:
@@ -158,25 +158,25 @@ class Session:
             window_messages=0 if self.has_no_share else window,
             outstanding_messages=credit.received_messages - credit.released_messages,
             outstanding_bytes=credit.received_bytes - credit.released_bytes,
-            exhausted_task_count=credit.exhausted_task_count,
+            blocking_task_count=credit.blocking_task_count,
         )
 
-    def inbound_session(self, route: int) -> InboundSession:
-        """Return the inbound session of messages on a route (see TaskGroup.path); 0: sent directly."""
-        inbound = self._inbounds.get(route)
+    def inbound_session(self, flow_path: int) -> InboundSession:
+        """Return the inbound session of messages on a path, as from flow_path_of(); 0: sent directly."""
+        inbound = self._inbounds.get(flow_path)
         if inbound is None:
             if len(self._inbounds) >= _MAX_CACHED_INBOUNDS:
                 # Queued messages have their own reference to an inbound, so only the cache is lost.
                 self._inbounds.clear()
-            inbound = self._inbounds[route] = _RouteInboundSession(self, route)
+            inbound = self._inbounds[flow_path] = _PathInboundSession(self, flow_path)
         return inbound
 
-    def release(self, flow: int, messages: int, size_bytes: int) -> None:
+    def release(self, flow_id: int, messages: int, size_bytes: int) -> None:
         """Release messages."""
-        if self.state.credit.on_released(flow, messages, size_bytes):
+        if self.state.credit.on_released(flow_id, messages, size_bytes):
             self.wake()
         if self.has_no_share:
-            self._sender_sessions.release(flow, messages, size_bytes)
+            self._sender_sessions.release(flow_id, messages, size_bytes)
 
     def end(self) -> None:
         """Mark the session as not resumable."""
@@ -188,16 +188,16 @@ class Session:
         self._inbounds.clear()  # a reference cycle would delay freeing the session
 
 
-class _RouteInboundSession:
-    """The source of a session's batches by one route. It is small: every queued message refers to one."""
+class _PathInboundSession:
+    """The source of a session's batches by one path. It is small: every queued message refers to one."""
 
-    __slots__ = ("_loop", "_route", "_thread_id", "acks_releases", "sender_id", "session", "worker_number")
+    __slots__ = ("_loop", "_path", "_thread_id", "awaits_releases", "sender_id", "session", "worker_number")
 
-    def __init__(self, session: Session, route: int) -> None:
+    def __init__(self, session: Session, flow_path: int) -> None:
         self.session: Session | SenderSessions = session
         self.sender_id = session.sender_id
-        self.worker_number, self.acks_releases = session.worker_number, session.acks_releases
-        self._route = route
+        self.worker_number, self.awaits_releases = session.worker_number, session.awaits_releases
+        self._path = flow_path
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
@@ -205,7 +205,7 @@ class _RouteInboundSession:
             # pull() releases messages in the thread of its caller, but credit is not thread-safe.
             self._loop.call_soon_threadsafe(self.release, task, messages, size_bytes)
             return
-        flow_id = flow_id_of(task, self._route) if self._route else task
+        flow_id = flow_id_of(task, self._path) if self._path else task
         self.session.release(flow_id, messages, size_bytes)
 
 
@@ -326,10 +326,10 @@ class SenderSessions:
             if other.state.credit.on_share_increase():
                 other.wake()
 
-    def release(self, flow: int, messages: int, size_bytes: int) -> None:
+    def release(self, flow_id: int, messages: int, size_bytes: int) -> None:
         """Give the other senders credit for released messages of a session without a share."""
-        # Forwarded messages (flow < 0) have no share of the queue: their credit is at the entry worker.
-        if flow >= 0 and self.shares.on_released(flow, messages, size_bytes):
+        # Forwarded messages (flow_id < 0) have no share of the queue: their credit is at the entry worker.
+        if flow_id >= 0 and self.shares.on_released(flow_id, messages, size_bytes):
             for session in self._sharing_sessions.values():
-                if session.state.credit.on_space_freed(flow):
+                if session.state.credit.on_space_freed(flow_id):
                     session.wake()

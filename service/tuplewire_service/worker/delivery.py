@@ -106,8 +106,8 @@ class DeliveryLog:
             credit_bytes: Messages are added while fewer bytes are delivered and not reported as received.
             max_bytes: The same limit for this call, including the columns of lengths. The resulting frame
                 has less than twice this size, plus one message.
-            may_repeat: Returns True if a group of its inbound session may have been delivered before over
-                another route. The group is then marked as redelivered.
+            may_repeat: Returns True if a group of its inbound session may have been delivered before on
+                another path. The group is then marked as redelivered.
             limit: The maximum number of groups.
         """
         deliveries: list[Delivery] = []

@@ -34,7 +34,7 @@ def _is_behind(group: TaskGroup, connection: SendingEnd, worker: int, own_number
     """Return True if earlier messages of an entry worker are unreleased on a connection."""
     # A flow without an entry worker (0) carries this worker's own messages.
     numbers = (0, worker) if worker == own_number else (worker,)
-    return connection.session.route_before(group.task, numbers, group.entry_sequence) is not None
+    return connection.session.flow_path_before(group.task, numbers, group.entry_sequence) is not None
 
 
 @dataclass(slots=True)
@@ -252,7 +252,7 @@ class Moves:
                 each for each in move.routes if each.lost or not each.connection.session.all_released(task)
             ]
             # Until the local queue is empty, later messages must still follow through it.
-            if not (move.routes or move.held_by_entry_worker) and self.is_settled(task):
+            if not (move.routes or move.held_by_entry_worker) and self.matches_assignment(task):
                 del self.by_task[task]
         return held_groups
 

@@ -75,7 +75,7 @@ class Publications:
     _ready_tasks: dict[int, None] = field(default_factory=dict)
     sender_id = "sink"
     worker_number = 0
-    acks_releases = False
+    awaits_releases = False
 
     def check_epoch(self, sink: Sink, epoch: int) -> None:
         """Raise StaleEpochError for a number below the sink's last epoch, or too far above it."""

@@ -40,12 +40,12 @@ _COPY_OVERHEAD_BYTES = 512
 class GrownMessageSession:
     """The inbound session of a message that grew here. Releases to its sender use the original size."""
 
-    __slots__ = ("_grown_bytes", "_inbound", "acks_releases", "origin", "sender_id", "worker_number")
+    __slots__ = ("_grown_bytes", "_inbound", "awaits_releases", "origin", "sender_id", "worker_number")
 
     def __init__(self, inbound: InboundSession, grown_bytes: int) -> None:
         self.sender_id = inbound.sender_id
         self.worker_number = inbound.worker_number
-        self.acks_releases = inbound.acks_releases
+        self.awaits_releases = inbound.awaits_releases
         self._inbound = inbound
         self._grown_bytes = grown_bytes
         # A message may grow with each rejection.
@@ -121,7 +121,7 @@ class Rejections:
     _log_rate: LogRateLimiter = field(default_factory=LogRateLimiter)
     sender_id = "rejected"
     worker_number = 0
-    acks_releases = False
+    awaits_releases = False
 
     def reject(self, queue: TaskQueue, rejection: Rejection) -> AckedGroup | None:
         """Remove the oldest unacknowledged message from a queue, or block the queue until its redelivery.

@@ -252,7 +252,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not (task in self.table.owner_by_task or task in moving or self.can_route(task)):  # 3.
                     batch.refuse(group, self.table.not_local_error(task))
                     continue
-                group = assign_sequence(group, now_micros, retained_upstream=inbound.acks_releases)  # noqa: PLW2901
+                group = assign_sequence(group, now_micros, retained_upstream=inbound.awaits_releases)  # noqa: PLW2901
             if sender_is_ahead:  # 4. By this newer assignment, the task belongs here.
                 self._accept_early(task)
             # 5. and 6.

@@ -122,7 +122,7 @@ class TransferQueue:
             return groups
         try:
             # The receiver may otherwise delay a release that the sender waits for.
-            if inbound.acks_releases:
+            if inbound.awaits_releases:
                 connection.ack_handler.watch_releases([group.task for group in groups])
             for retain, run in groupby(groups, attrgetter("retained_upstream")):
                 run_groups = list(run)
@@ -146,10 +146,10 @@ class TransferQueue:
 
 
 def _as_forwarded(groups: Iterable[TaskGroup], worker: int, connection: SendingEnd) -> Iterator[TaskGroup]:
-    """Yield messages of another worker in forwarded form, on the route of earlier ones."""
-    routes: dict[int, int | None] = {}
+    """Yield messages of another worker in forwarded form, in the flow of earlier ones."""
+    paths: dict[int, int | None] = {}
     for group in groups:
-        if group.task not in routes:
+        if group.task not in paths:
             workers = (entry_worker(group.path) or worker,)
-            routes[group.task] = connection.session.route_before(group.task, workers, group.entry_sequence)
-        yield group.as_forwarded(worker, routes[group.task] or 0)
+            paths[group.task] = connection.session.flow_path_before(group.task, workers, group.entry_sequence)
+        yield group.as_forwarded(worker, paths[group.task] or 0)

@@ -47,7 +47,7 @@ class _TracedSession:
     def __init__(self, inbound: InboundSession, group: TaskGroup, to: str, contexts: _Contexts) -> None:
         self.sender_id = inbound.sender_id
         self.worker_number = inbound.worker_number
-        self.acks_releases = inbound.acks_releases
+        self.awaits_releases = inbound.awaits_releases
         self.release = inbound.release
         self.destination = to
         self.contexts = contexts

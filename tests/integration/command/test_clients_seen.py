@@ -87,7 +87,7 @@ def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
         assert told is not None
         assert (told.sent_messages, told.sent_bytes) == (10, 50)
         assert (told.outstanding_messages, told.outstanding_bytes) == (10, 50)
-        assert (told.connected, told.identity, told.worker_id, told.exhausted_task_count) == (True, "", "", 0)
+        assert (told.connected, told.identity, told.worker_id, told.blocking_task_count) == (True, "", "", 0)
         assert told.address.startswith("127.0.0.1:")
         assert 0 < told.window_messages == asked(worker).smallest_window_messages
         with client.recv([1], timeout=30) as batches:

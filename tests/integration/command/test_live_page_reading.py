@@ -40,7 +40,7 @@ def status(number: int, seconds: float) -> pb.GetStatusResponse:
             for each in range(TASKS)
         ],
         peers=[pb.PeerStatus(worker_id=NAME.format(1), address="host:1")] if first else [],
-        sessions=[pb.SessionStatus(sender_id=SENDER, connected=True, exhausted_task_count=1)][: int(first)],
+        sessions=[pb.SessionStatus(sender_id=SENDER, connected=True, blocking_task_count=1)][: int(first)],
         consumers=[pb.ConsumerStatus(consumer_id=CONSUMER, tasks=[0], task_count=1)] if first else [],
     )
 

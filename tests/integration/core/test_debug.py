@@ -103,11 +103,11 @@ def test_the_level_changes_for_a_time(worker: Running) -> None:
     with ControlClient(worker.address) as control, closing(control.tap([1])) as tapped:
         next(tapped)
     assert "tap.started" not in worker.log
-    ran = run_command("log-level", "--address", worker.address, "info", "--for", "600", "--every", "0.5")
+    ran = run_command("log-level", "--address", worker.address, "info", "--for", "600", "--interval", "0.5")
     assert ran.returncode == 0, ran.stderr
     assert "logs info for 600 s, and the same event of a client at most once in 0.5 s" in ran.stdout
     assert "log_level.changed" in worker.log
-    assert "level=info every_seconds=0.5 seconds=600.0" in worker.log
+    assert "level=info interval_seconds=0.5 seconds=600.0" in worker.log
     with ControlClient(worker.address) as control:
         with closing(control.tap([2])) as tapped:
             next(tapped)
@@ -143,7 +143,7 @@ def test_the_rate_changes_for_a_time(worker: Running) -> None:
 
     before = refusals()
     with ControlClient(worker.address) as control:
-        control.set_logging("warning", seconds=600, every_seconds=0.2)
+        control.set_logging("warning", seconds=600, interval_seconds=0.2)
         eventually(lambda: refusals() >= before + 4, SECONDS / 2, "more than two a minute")
         control.set_logging("info", seconds=0.1)
     eventually(

@@ -152,9 +152,9 @@ def test_frames_are_acknowledged_together(stream: tuple[SimpleQueue[bytes | None
 
 
 def test_a_sender_that_waits_is_told_at_once(stream: tuple[SimpleQueue[bytes | None], Any]) -> None:
-    """A frame that is followed by a brief probe is acknowledged before the next frame is sent."""
+    """A frame that is followed by a probe for changes only is acknowledged before the next frame is sent."""
     requests, responses = stream
-    probe = pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString()
+    probe = pb.SendRequest(probe=pb.Probe(changes_only=True)).SerializeToString()
     for number in range(1, 11):
         requests.put(frame(number, task=0))
         requests.put(probe)

@@ -80,8 +80,8 @@ ANSWERS: dict[str, Answer] = {
     "credit and refusals of nothing": _saying(
         welcome(),
         _ack(
-            credits=[pb.TaskCredit(task=-5, messages=WIDEST, released_messages=WIDEST, route=WIDEST)],
-            refusals=[pb.Refusal(frame_sequence=WIDEST, task=-5, messages=WIDEST, route=WIDEST)],
+            credits=[pb.TaskCredit(task=-5, messages=WIDEST, released_messages=WIDEST, flow_path=WIDEST)],
+            refusals=[pb.Refusal(frame_sequence=WIDEST, task=-5, messages=WIDEST, flow_path=WIDEST)],
         ),
     ),
 }

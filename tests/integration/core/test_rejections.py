@@ -318,7 +318,7 @@ def sender_waits(endpoint: Endpoint) -> bool:
     with ControlClient(endpoint.address) as control:
         now = control.status(max_clients=10)
     queue = next(each.queued_messages for each in now.tasks if each.task == TASK)
-    waits = any(each.exhausted_task_count for each in now.sessions)
+    waits = any(each.blocking_task_count for each in now.sessions)
     return waits and not queue and not now.rejected_waiting_messages
 
 

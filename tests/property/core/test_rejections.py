@@ -35,7 +35,7 @@ class Sender:
 
     sender_id = "client"
     worker_number = 0
-    acks_releases = True
+    awaits_releases = True
 
     def __init__(self) -> None:
         self.messages: Counter[int] = Counter()

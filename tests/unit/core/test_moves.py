@@ -13,7 +13,7 @@ from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.send import SendSession
 from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import SessionSettings
-from tuplewire.values.group import TaskGroup, route_of
+from tuplewire.values.group import TaskGroup, flow_path_of
 from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
@@ -141,8 +141,8 @@ def test_later_messages_take_the_route_of_earlier_ones() -> None:
     """Earlier messages took a longer route; on a shorter one, later messages could arrive first."""
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
     route = Route(earlier)
-    behind = route.session.route_before(TASK, (OTHER,), 2)
-    assert behind == route_of(earlier.path)
+    behind = route.session.flow_path_before(TASK, (OTHER,), 2)
+    assert behind == flow_path_of(earlier.path)
     assert later.as_forwarded(OTHER, behind).flow_id == earlier.flow_id
     assert messages(2, passed_on=4).as_forwarded(OTHER, behind).flow_id == messages(2, passed_on=5).flow_id
 

@@ -26,11 +26,13 @@ WINDOW = Amount(8, 80)
 
 
 def book(
-    window: Amount = WINDOW, *, acks_releases: bool = True, blocked: Counter[int] | None = None
+    window: Amount = WINDOW, *, every_release: bool = True, blocked: Counter[int] | None = None
 ) -> SessionCredit:
     """Return a credit book for messages of at most 10 bytes."""
     shares = QueueShares(window, Amount(1, 1))
-    return SessionCredit(shares, max_message_bytes=10, acks_releases=acks_releases, blocked_sessions=blocked)
+    return SessionCredit(
+        shares, max_message_bytes=10, grants_every_release=every_release, blocked_sessions=blocked
+    )
 
 
 def session(messages: int = 8) -> ReceiveSession:
@@ -236,7 +238,7 @@ def test_more_messages_than_granted(
 )
 def test_small_releases_are_saved_up(window: Amount, sent: TaskGroup) -> None:
     """A sender is notified when a quarter of the window, in messages or bytes, or its backlog is free."""
-    granted = book(window, acks_releases=False)
+    granted = book(window, every_release=False)
     granted.on_received([sent])
     for told in (False, True):
         assert granted.on_released(sent.task, 1, sent.payload_sizes()[0]) is told
@@ -288,7 +290,7 @@ def test_forwarded_messages_need_no_credit() -> None:
 
 def test_watched_releases_are_granted_at_once() -> None:
     """A watched release is granted immediately, even in a large window."""
-    granted = book(Amount(1000, 100_000), acks_releases=False)
+    granted = book(Amount(1000, 100_000), every_release=False)
     granted.on_received([group(1, 3), group(2, 3)])
     granted.watch_releases([1])
     granted.take_changes()
@@ -360,7 +362,7 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
     """A new session is notified about full queues, and about space in them as soon as there is any."""
     made = shares()
     made.add_orphaned(7, 100, 10)
-    book = SessionCredit(made, max_message_bytes=10, acks_releases=False)
+    book = SessionCredit(made, max_message_bytes=10, grants_every_release=False)
     assert book.initial_share == TOTAL
     assert book.all_grants() == [credit_of(7, 0, 0, 0)]
     assert made.on_released(7, 100, 10)

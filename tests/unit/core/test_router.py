@@ -145,7 +145,7 @@ async def test_releases_are_watched_for_whoever_waits_for_them() -> None:
     """Releases are requested only for senders that need them, because each costs a grant."""
     connection = Connection()
     queue, _ = queue_to(connection)
-    queue.put(TaskGroup.of(1, [b"x"]), Program(acks_releases=False))
+    queue.put(TaskGroup.of(1, [b"x"]), Program(awaits_releases=False))
     queue.put(TaskGroup.of(2, [b"y"]), Program())
     queue.send_all()
     assert connection.sent == [([1], False), ([2], False)]

@@ -97,7 +97,7 @@ async def test_errors_of_a_connection_are_settled(
         raise error
 
     monkeypatch.setattr(SendBuffer, "offer", offer)
-    program, defects = Program(acks_releases=False), []
+    program, defects = Program(awaits_releases=False), []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: defects.append(context["exception"]))
     groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (0, 1, 2)]

@@ -14,7 +14,7 @@ from tuplewire.session.ack_requests import QUICK_FRAMES, QUICK_SECONDS, REQUEST_
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import Overflow
-from tuplewire.values.group import TaskGroup, check_sizes, route_of, worker_number
+from tuplewire.values.group import TaskGroup, check_sizes, flow_path_of, worker_number
 
 dropping = functools.partial(Sending, overflow=Overflow.DROP_OLDEST)
 

@@ -14,7 +14,7 @@ from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, SettledMessages
 from tuplewire.session.send import SendSession
 from tuplewire.settings.config import SessionSettings
-from tuplewire.values.group import TaskGroup, route_of
+from tuplewire.values.group import TaskGroup, flow_path_of
 from tuplewire.wire.messaging_pb2 import Ack
 
 
@@ -103,8 +103,8 @@ def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
     group = TaskGroup.of(1, [b"x"])
     sending.session.offer([group, group.as_forwarded(7)])
     sending.frames()
-    route = route_of(group.as_forwarded(7).path)
-    settled = sending.update(1, refusals=(refusal_of(1, 1, 1, "TOO_MANY_HOPS", "", route=route),))
+    flow_path = flow_path_of(group.as_forwarded(7).path)
+    settled = sending.update(1, refusals=(refusal_of(1, 1, 1, "TOO_MANY_HOPS", "", flow_path=flow_path),))
     assert [each.drop_reason for each in settled] == [DropReason.REFUSED, None]
 
 

@@ -151,7 +151,7 @@ class SenderRow(Row):
     sent_bytes: Annotated[int, Column("bytes", format_bytes, minor=True)]
     outstanding_messages: Annotated[int, Column("outstanding", format_number)]
     window_messages: Annotated[int, Column("window", format_number)]
-    exhausted_task_count: Annotated[int, Column("waits for", format_number)]
+    blocking_task_count: Annotated[int, Column("blocking tasks", format_number)]
     address: Annotated[str, Column("address")]
 
 

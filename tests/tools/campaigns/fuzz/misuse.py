@@ -72,7 +72,7 @@ def _sending(rng: random.Random) -> list[Message]:
     requests += [_frame(rng, sequence) for sequence in range(1, rng.randrange(1, 8))]
     extras: list[Callable[[], Message]] = [
         lambda: pb.SendRequest(
-            probe=pb.Probe(acknowledged_sequence=rng.randrange(10), brief=rng.random() < 0.5)
+            probe=pb.Probe(acknowledged_sequence=rng.randrange(10), changes_only=rng.random() < 0.5)
         ),
         lambda: pb.SendRequest(watch_releases=pb.WatchReleases(tasks=rng.sample(TASKS, 2))),
     ]
