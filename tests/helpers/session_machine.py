@@ -309,7 +309,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def resize(self, number: int) -> None:
         """The session's share of the queues changes."""
-        self.worker.shares.total = WINDOWS[number]
+        self.worker.shares.capacity = WINDOWS[number]
         self.worker.shares.set_session_count(1)
 
     def crowd(self, number: int) -> None:
@@ -332,7 +332,7 @@ class SessionMachine(RuleBasedStateMachine):
         old = self.worker
         left = [group for log in old.logs.values() for group, _ in log.remove_all()]
         self.lost += sum(message not in self.pending for group in left for message in messages_in(group))
-        self.worker = Worker(old.incarnation + 1, old.shares.total, processed=self.processed_mode)
+        self.worker = Worker(old.incarnation + 1, old.shares.capacity, processed=self.processed_mode)
         self.heard = []
 
     # --- the consumer -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, same_millisecond
 
 
 @dataclass(slots=True, eq=False)
-class PendingPart:
+class PendingEntry:
     """Pending messages of one flow: the messages of a batch, or a part of them."""
 
     group: TaskGroup
@@ -36,9 +36,9 @@ class PendingPart:
         """The number of messages."""
         return self.group.count
 
-    def with_group(self, group: TaskGroup) -> PendingPart:
+    def with_group(self, group: TaskGroup) -> PendingEntry:
         """Return this entry with other messages."""
-        return PendingPart(group, self.inbound, self.order, self.retain, self.accepted_micros)
+        return PendingEntry(group, self.inbound, self.order, self.retain, self.accepted_micros)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,9 +52,9 @@ class Flow:
     the same id, and are ignored."""
     recently_used: bool = True
     """True if the flow was used since the last call to SendSession.close_unused()."""
-    waiting: deque[PendingPart] = field(default_factory=deque)
-    unreleased: deque[PendingPart | SettledMessages] = field(default_factory=deque)
-    """Acknowledged messages that the receiver has not released, in order. A PendingPart is retained here;
+    waiting: deque[PendingEntry] = field(default_factory=deque)
+    unreleased: deque[PendingEntry | SettledMessages] = field(default_factory=deque)
+    """Acknowledged messages that the receiver has not released, in order. A PendingEntry is retained here;
     SettledMessages were settled by the acknowledgement."""
     highest_entry_sequence: int = 0
     """The highest entry_sequence that was accepted since the flow had no unreleased messages; 0 if none."""
@@ -81,7 +81,7 @@ class Flow:
         count, before = max(0, self.sent_messages - self.released_messages), self.removed_count
         # A release may end within an entry, so a part of the entry may already be released.
         for each in self.unreleased:
-            if isinstance(each, PendingPart):  # retained here, so it is not lost if the receiver fails
+            if isinstance(each, PendingEntry):  # retained here, so it is not lost if the receiver fails
                 count -= min(each.messages, max(0, before + each.messages - self.released_messages))
             before += each.messages
         return count
@@ -104,7 +104,7 @@ class Flow:
         first = self.first_unwritten_index
         return self.waiting[first].order if first < len(self.waiting) else 0
 
-    def move_to_frame(self, entries: list[PendingPart], free_bytes: int) -> int:
+    def move_to_frame(self, entries: list[PendingEntry], free_bytes: int) -> int:
         """Move messages with credit into a frame; return its free space in bytes, 0 if it is full.
 
         1. The frame has no space for the next entry: it is full.
@@ -174,7 +174,7 @@ class InFlightFrame:
     """An unacknowledged frame."""
 
     sequence: int
-    entries: list[PendingPart]
+    entries: list[PendingEntry]
     closed_flows: Sequence[int] = ()
     ack_requested: bool = False
 

@@ -51,7 +51,7 @@ class SettledMessages:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """A balance in messages."""
+    """The counts of a ledger at one time, in messages."""
 
     accepted: int = 0
     acknowledged: int = 0

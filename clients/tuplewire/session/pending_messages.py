@@ -14,7 +14,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from tuplewire.session.flow import Flow, InFlightFrame, PendingPart
+from tuplewire.session.flow import Flow, InFlightFrame, PendingEntry
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, SettledMessages
 from tuplewire.session.pieces import split_min_head
 from tuplewire.settings.config import AckMode, Overflow, SessionSettings
@@ -62,7 +62,7 @@ class PendingMessages:
         flow = self._flows.get(flow_id)
         return flow.pending_messages if flow is not None else 0
 
-    def _settle(self, entry: PendingPart, reason: DropReason | None, *, releases: bool = True) -> None:
+    def _settle(self, entry: PendingEntry, reason: DropReason | None, *, releases: bool = True) -> None:
         group = entry.group
         count, size = group.count, group.size_bytes
         self._subtract(entry, count, size)
@@ -76,7 +76,7 @@ class PendingMessages:
         if releases and entry.inbound is not None and (reason is not None or entry.retain):
             self._released.append(settled)
 
-    def _subtract(self, entry: PendingPart, messages: int, size_bytes: int) -> None:
+    def _subtract(self, entry: PendingEntry, messages: int, size_bytes: int) -> None:
         """Subtract messages of an entry from the pending counts."""
         flow = self._flows[entry.group.flow_id]
         self.messages -= messages
@@ -130,7 +130,7 @@ class PendingMessages:
         """
         for flow in self._flows.values():
             # A flow with pending or retained messages is not finished by the receiver's shutdown.
-            if flow.pending_messages or any(isinstance(each, PendingPart) for each in flow.unreleased):
+            if flow.pending_messages or any(isinstance(each, PendingEntry) for each in flow.unreleased):
                 continue
             self._take_unprocessed(flow)
             flow.removed_count = flow.released_messages = flow.sent_messages
@@ -210,15 +210,15 @@ class PendingMessages:
 
         return sorted(self._flows.items(), key=sort_key)
 
-    def _take_unprocessed(self, flow: Flow) -> list[PendingPart]:
+    def _take_unprocessed(self, flow: Flow) -> list[PendingEntry]:
         """Remove and return the retained messages that the receiver will not release; release the others."""
         unprocessed, flow.unreleased = flow.unreleased, deque()
         self._released += [each for each in unprocessed if isinstance(each, SettledMessages)]
-        return [each for each in unprocessed if isinstance(each, PendingPart)]
+        return [each for each in unprocessed if isinstance(each, PendingEntry)]
 
-    def _remove_all(self) -> list[PendingPart]:
+    def _remove_all(self) -> list[PendingEntry]:
         # The order of sending: retained messages, then frames in flight, then waiting messages.
-        entries: list[PendingPart] = []
+        entries: list[PendingEntry] = []
         for _, flow in self._forwarded_first():
             entries += self._take_unprocessed(flow)
         entries += [entry for frame in self._in_flight for entry in frame.entries]
@@ -236,7 +236,7 @@ class PendingMessages:
         pending = sum(entry.group.count for frame in self._in_flight for entry in frame.entries)
         for flow in self._flows.values():
             pending += sum(entry.group.count for entry in flow.waiting)
-            pending += sum(each.group.count for each in flow.unreleased if isinstance(each, PendingPart))
+            pending += sum(each.group.count for each in flow.unreleased if isinstance(each, PendingEntry))
         return self._ledger.snapshot(pending)
 
     # --- bounds -----------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class PendingMessages:
             or (held + messages > settings.max_pending_task_messages and self._full_flows(groups, by_flow))
         )
 
-    def _is_short_of_space(self, entries: Iterable[PendingPart]) -> bool:
+    def _is_short_of_space(self, entries: Iterable[PendingEntry]) -> bool:
         """Return True if half of a bound or all of a flow's credit is used, and no frame requests an ack."""
         settings, flows = self._settings, self._flows
         short = (

@@ -17,7 +17,7 @@ from typing import Any
 
 from tuplewire.errors import ProtocolError
 from tuplewire.session.ack_requests import AckRequestPolicy
-from tuplewire.session.flow import Flow, InFlightFrame, OutFrame, PendingPart
+from tuplewire.session.flow import Flow, InFlightFrame, OutFrame, PendingEntry
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pending_messages import PendingMessages
 from tuplewire.session.pieces import frame_pieces, split_by_limit
@@ -98,7 +98,7 @@ class SendSession(PendingMessages):
                 self._flows_by_task.setdefault(task, []).append(flow)
             micros = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
-                flow.waiting.append(PendingPart(piece, inbound, order, retain or self._retains_all, micros))
+                flow.waiting.append(PendingEntry(piece, inbound, order, retain or self._retains_all, micros))
             if flow.highest_entry_sequence and flow.all_released:
                 flow.highest_entry_sequence = 0
             flow.recently_used = True
@@ -189,11 +189,11 @@ class SendSession(PendingMessages):
             waiting, flow.waiting = flow.waiting, deque()
             for entry in waiting:
                 for piece in frame_pieces(entry.group, frame_bytes):
-                    for fits, part in split_by_limit(piece, self.max_message_bytes):
+                    for fits, run in split_by_limit(piece, self.max_message_bytes):
                         if fits:
-                            flow.waiting.append(entry.with_group(part))
+                            flow.waiting.append(entry.with_group(run))
                         else:
-                            self._settle(entry.with_group(part), DropReason.TOO_LARGE)
+                            self._settle(entry.with_group(run), DropReason.TOO_LARGE)
 
     def _start_over(self) -> None:
         """Move all messages back to the head of their flows: the receiver has no memory of the session."""
@@ -227,7 +227,7 @@ class SendSession(PendingMessages):
         # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
         if len(self._in_flight) >= MAX_QUICK_FRAMES_IN_FLIGHT and self._waits_for_ack:
             return None
-        entries: list[PendingPart] = []
+        entries: list[PendingEntry] = []
         free_bytes = self._max_frame_bytes
         while self._ready and free_bytes > 0:
             flow_id = next(iter(self._ready))
@@ -377,7 +377,7 @@ class SendSession(PendingMessages):
         while flow.unreleased and flow.removed_count + flow.unreleased[0].messages <= released_messages:
             done = flow.unreleased.popleft()
             flow.removed_count += done.messages
-            if isinstance(done, PendingPart):  # 2. in apply_ack()
+            if isinstance(done, PendingEntry):  # 2. in apply_ack()
                 self._settle(done, None)
             else:  # 3. in apply_ack()
                 self._released.append(done)

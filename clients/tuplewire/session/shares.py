@@ -24,12 +24,12 @@ class QueueShares:
     get a separate grant for each such task; few tasks are that full. Call only from the event loop.
     """
 
-    def __init__(self, total: Amount, minimum: Amount) -> None:
-        """Divide `total` of each task's queue. No share is below `minimum` while the queue has free space."""
-        self.total = total
+    def __init__(self, capacity: Amount, minimum: Amount) -> None:
+        """Divide the capacity of each task's queue. No share is below `minimum` while there is free space."""
+        self.capacity = capacity
         self.min_share = minimum
         self._sessions = 1
-        self.initial_share = self._share_of(total)
+        self.initial_share = self._share_of(capacity)
         """The share of a queue without many messages of closed sessions."""
         self._orphaned: dict[int, Amount] = {}
         self._announced: dict[int, Amount] = {}
@@ -43,14 +43,14 @@ class QueueShares:
     def set_session_count(self, sessions: int) -> None:
         """Set the number of sessions that share the queues."""
         self._sessions = max(1, sessions)
-        self.initial_share = self._share_of(self.total)
+        self.initial_share = self._share_of(self.capacity)
 
     def share_for(self, task: int) -> Amount:
         """Return the current share of each session in a task's queue."""
         if task not in self._announced:  # less than a quarter of the queue is used by closed sessions
             return self.initial_share
         queued = self._orphaned.get(task, _EMPTY_SHARE)
-        free = Amount(self.total.messages - queued.messages, self.total.size_bytes - queued.size_bytes)
+        free = Amount(self.capacity.messages - queued.messages, self.capacity.size_bytes - queued.size_bytes)
         # With a minimum here, each new sender could add messages to a queue without free space.
         if free.messages <= 0 or free.size_bytes <= 0:
             return _EMPTY_SHARE
@@ -95,4 +95,4 @@ class QueueShares:
         return True
 
     def _is_significant(self, part: Amount) -> bool:
-        return part.messages * 4 >= self.total.messages or part.size_bytes * 4 >= self.total.size_bytes
+        return part.messages * 4 >= self.capacity.messages or part.size_bytes * 4 >= self.capacity.size_bytes
