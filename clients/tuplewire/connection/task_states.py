@@ -32,8 +32,10 @@ class TaskState(NamedTuple):
     """The number of messages that its consumer has not processed; None if it is not known."""
     oldest_seconds: float | None = None
     """The age of the oldest queued message in seconds, if known; needs synchronized clocks."""
-    consumer: str | bool = True
-    """The consumer's id; True: its id, or the state, is not known; False or empty: there is none."""
+    has_consumer: bool = True
+    """False if it certainly has no consumer; True also if that is not known."""
+    consumer_id: str = ""
+    """The consumer's id; empty if it is not known, or there is none."""
     problem: str = "its state is not known"
     """The reason if the numbers are not known."""
     no_consumer_since: float = math.inf
@@ -46,7 +48,7 @@ class TaskState(NamedTuple):
             return self.problem
         seconds = time.monotonic() - self.no_consumer_since
         absent = "its consumer has just left" if self.just_left else f"no consumer for {seconds:.0f} s"
-        consumer = "subscribed" if self.consumer else absent
+        consumer = "subscribed" if self.has_consumer else absent
         oldest = f", the oldest for {self.oldest_seconds:.0f} s" if self.oldest_seconds else ""
         return f"{consumer}, {self.queued_messages} unread at {self.worker_id}{oldest}"
 
@@ -68,7 +70,7 @@ class TaskStates(dict[int, TaskState]):
         topology = receiver.identity.topology if consumer_ids else None
         try:
             tasks_by_peer = await receiver.workers_of(task_ids)
-            found = dict.fromkeys(task_ids, TaskState("", consumer=False, problem="no worker owns it"))
+            found = dict.fromkeys(task_ids, TaskState("", has_consumer=False, problem="no worker owns it"))
             states = (_states_at(connections, peer, owned, topology) for peer, owned in tasks_by_peer.items())
             for each in await asyncio.gather(*states):
                 found |= each
@@ -78,8 +80,8 @@ class TaskStates(dict[int, TaskState]):
             receiver.invalidate_owners()
         for task, state in found.items():
             before, now = self.get(task, state), time.monotonic()
-            since = math.inf if state.consumer else min(before.no_consumer_since, now)
-            just_left = before.queued_messages is not None and bool(before.consumer) and not state.consumer
+            since = math.inf if state.has_consumer else min(before.no_consumer_since, now)
+            just_left = before.has_consumer and not state.has_consumer and before.queued_messages is not None
             self[task] = state._replace(no_consumer_since=since, just_left=just_left)
 
 
@@ -95,8 +97,8 @@ async def _states_at(
                 found[each.task] = state
         else:
             for polled in (await connections.poll(peer.address, topology, tasks)).tasks:
-                unread = polled.last_sequence - polled.acknowledged_sequence
-                found[polled.task] = TaskState(peer.worker_id, unread, consumer=polled.consumer_id)
+                unread, name = polled.last_sequence - polled.acknowledged_sequence, polled.consumer_id
+                found[polled.task] = TaskState(peer.worker_id, unread, None, bool(name), name)
     except TuplewireError as error:
         return dict.fromkeys(tasks, TaskState(peer.worker_id, problem=str(error)))
     return found

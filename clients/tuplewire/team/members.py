@@ -223,8 +223,8 @@ class TeamConnection:
         messaging_thread().run(self._states.poll(self._receiver, tasks, consumer_ids=True))
         for rank, task in zip(ranks, tasks, strict=True) if self.formation.started else ():
             state = self._states[task]
-            if state.consumer and state.consumer not in (True, _client_id(task, self.formation.ids[rank])):
-                raise errors.TeamChangedError(f"{self._call}: {state.consumer} has taken rank {rank} over")
+            if state.consumer_id not in ("", _client_id(task, self.formation.ids[rank])):
+                raise errors.TeamChangedError(f"{self._call}: {state.consumer_id} has taken rank {rank} over")
             if time.monotonic() - max(state.no_consumer_since, self._call_started) >= NO_CONSUMER_SECONDS:
                 raise errors.RankLostError(f"{self._call}: a process has exited: {self._describe([rank])}")
         lost = self._possibly_lost()

@@ -141,7 +141,7 @@ class PieceStream:
     """The number of sent pieces that the other rank has taken."""
     taken: int = 0
     reported: int = 0
-    """The number of taken pieces that the other rank was last sent."""
+    """The value of `taken` that was last sent to the other rank."""
     arrived: dict[int, Message] = field(default_factory=dict)
     """The pieces that no call has taken, by their position."""
     value: bytearray = field(default_factory=bytearray)

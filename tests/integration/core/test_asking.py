@@ -280,6 +280,6 @@ def test_an_unreachable_worker_hides_no_other_state(pair: Pair) -> None:
     assert states[unknown].no_consumer_since == math.inf
     assert (states[nobody].worker_id, str(states[nobody])) == ("", "no worker owns it")
     receiver.invalidate_owners.assert_called_once()
-    states[known] = states[known]._replace(consumer="a")
+    states[known] = states[known]._replace(has_consumer=True)
     messaging_thread().run(states.poll(receiver, [known]))
     assert str(states[known]) == "its consumer has just left, 0 unread at b"
