@@ -279,7 +279,7 @@ def test_an_old_checkpoint_with_other_rows(spark: SparkSession, workers: Any, tm
     shutil.rmtree(checkpoint)
     backup.rename(checkpoint)
     (source / "b.txt").unlink()
-    with pytest.raises(StreamingQueryException, match="has got epoch 1 already, with other messages"):
+    with pytest.raises(StreamingQueryException, match="has received epoch 1 already, with other messages"):
         publish("c.txt", range(40, 60))
     assert sorted(int(message) for _, _, message in consume(workers)) == list(range(40))
 

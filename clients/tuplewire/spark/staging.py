@@ -148,14 +148,14 @@ class AttemptStager(SinkWorkers):
         """
         self._find_workers(groups)
         for group in groups:
-            for part in frame_pieces(group, _PIECE_BYTES):
-                piece = self._piece_for(part)
+            for subgroup in frame_pieces(group, _PIECE_BYTES):
+                piece = self._piece_for(subgroup)
                 full = len(piece.groups) >= MAX_FRAME_GROUPS
-                if full or (piece.groups and piece.size_bytes + wire_bytes(part) > _PIECE_BYTES):
-                    self._send(self._worker_of[part.task])
-                    piece = self._piece_for(part)
-                piece.groups.append(part)
-                piece.size_bytes += wire_bytes(part)
+                if full or (piece.groups and piece.size_bytes + wire_bytes(subgroup) > _PIECE_BYTES):
+                    self._send(self._worker_of[subgroup.task])
+                    piece = self._piece_for(subgroup)
+                piece.groups.append(subgroup)
+                piece.size_bytes += wire_bytes(subgroup)
 
     def _piece_for(self, group: TaskGroup) -> _Piece:
         return self._pieces[self._worker_of[group.task]]

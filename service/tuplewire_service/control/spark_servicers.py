@@ -89,17 +89,17 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
 
     async def Check(self, request: pb.CheckRequest, context: Call) -> pb.CheckResponse:
         sink, names = self._checked_attempts(request, context)
-        published = contents_from_wire(request.published_tasks, request.published_contents)
-        tasks = self.worker.sinks.check(sink, request.epoch, names, published)
+        remote_contents = contents_from_wire(request.published_tasks, request.published_contents)
+        tasks = self.worker.sinks.check(sink, request.epoch, names, remote_contents)
         return pb.CheckResponse(tasks=tasks)
 
     async def Publish(self, request: pb.PublishRequest, context: Call) -> pb.PublishResponse:
         sink, names = self._checked_attempts(request, context)
         if request.run:
             check_id("run", request.run)
-        published = contents_from_wire(request.published_tasks, request.published_contents)
+        remote_contents = contents_from_wire(request.published_tasks, request.published_contents)
         sinks = self.worker.sinks
-        chosen, waiting = await sinks.publish(sink, request.epoch, names, request.run, published)
+        chosen, waiting = await sinks.publish(sink, request.epoch, names, request.run, remote_contents)
         return pb.PublishResponse(chosen_messages=chosen, waiting_messages=waiting)
 
     async def GetProgress(self, request: pb.GetProgressRequest, context: Call) -> pb.GetProgressResponse:

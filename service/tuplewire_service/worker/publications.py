@@ -35,7 +35,7 @@ class LastEpoch:
     """A later run that has begun, and may publish; empty if there is none."""
     contents: dict[int, TaskContent] = field(default_factory=dict)
     """The content of each task that has the epoch, on any worker."""
-    attempts: set[str] = field(default_factory=set)
+    attempt_ids: set[str] = field(default_factory=set)
     """The attempts that were chosen here."""
     waiting_messages: int = 0
     """Number of its messages that are not in queues yet."""
@@ -92,9 +92,9 @@ class Publications:
                 f"would be refused from then on; use at most {number + MAX_STEP}"
             )
 
-    def has_chosen(self, sink: Sink, epoch: int, attempt: str) -> bool:
+    def has_chosen(self, sink: Sink, epoch: int, attempt_id: str) -> bool:
         """Return True if an attempt was chosen before."""
-        return attempt in self._epoch(sink, epoch).attempts
+        return attempt_id in self._epoch(sink, epoch).attempt_ids
 
     def _last(self, sink: Sink) -> LastEpoch:
         return self._last_epochs.get(sink) or LastEpoch(-1)
@@ -114,18 +114,18 @@ class Publications:
         return last.run == run and last.epoch < epoch
 
     def check_contents(
-        self, sink: Sink, epoch: int, stages: Iterable[Attempt], published: Mapping[int, TaskContent]
+        self, sink: Sink, epoch: int, attempts: Iterable[Attempt], remote_contents: Mapping[int, TaskContent]
     ) -> dict[int, TaskContent]:
         """Return tasks' staged content. Raises StaleEpochError if one has the epoch with other messages."""
-        known_contents = {**published, **self._epoch(sink, epoch).contents}
-        staged = _contents(stages)
+        known_contents = {**remote_contents, **self._epoch(sink, epoch).contents}
+        staged = _contents(attempts)
         for task, new in staged.items():
             old = known_contents.get(task, new)
             # A content without messages is unknown; see TaskContent.
             if old.messages and old != new:
                 raise StaleEpochError(
-                    f"sink {sink[1]!r}: task {task} has got epoch {epoch} already, with other messages: "
-                    f"{old.messages} of {old.size_bytes} bytes in all, and now there are {new.messages} of "
+                    f"sink {sink[1]!r}: task {task} has received epoch {epoch} already, with other messages: "
+                    f"{old.messages} of {old.size_bytes} bytes in total, and now there are {new.messages} of "
                     f"{new.size_bytes}. Nothing was published. The query's checkpoint is older than what was "
                     "published, or it computes other rows each time: continue from a newer checkpoint, or "
                     "choose another checkpointLocation"
@@ -143,28 +143,28 @@ class Publications:
         self,
         sink: Sink,
         epoch: int,
-        attempts: Iterable[str],
-        stages: Sequence[Attempt],
+        attempt_ids: Iterable[str],
+        attempts: Sequence[Attempt],
         run: str = "",
-        published: Mapping[int, TaskContent] | None = None,
+        remote_contents: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, list[StagedGroup]]:
         """Queue staged messages for publication, in order, except for tasks that have the epoch.
 
-        `published` is the content of tasks that have the epoch from other workers. Returns the number of
+        `remote_contents`: the content of tasks that have the epoch from other workers. Returns the number of
         chosen messages, and the groups that were skipped.
         """
         last = self._epoch(sink, epoch)
         last.run = run
-        last.contents.update(published or {})
+        last.contents.update(remote_contents or {})
         self._remember(sink, last)
-        last.attempts.update(attempts)
+        last.attempt_ids.update(attempt_ids)
         earlier_contents = last.contents.copy()
         # A task that has the epoch gets none of these messages, so its content stays.
-        last.contents = _contents(stages) | earlier_contents
+        last.contents = _contents(attempts) | earlier_contents
         chosen = 0
         already_published: list[StagedGroup] = []
-        for stage in stages:
-            for staged in stage.groups:
+        for attempt in attempts:
+            for staged in attempt.groups:
                 # A task gets an epoch once, possibly from an earlier run.
                 if staged.task in earlier_contents:
                     already_published.append(staged)
@@ -172,7 +172,7 @@ class Publications:
                 self._backlogs.setdefault(staged.task, _Backlog()).waiting.append((staged, last))
                 self._ready_tasks[staged.task] = None
                 chosen += staged.messages
-            stage.groups = []
+            attempt.groups = []
         last.waiting_messages += chosen
         self.waiting_messages += chosen
         return chosen, already_published
@@ -182,14 +182,14 @@ class Publications:
         self._last_epochs.pop(sink, None)
         self._last_epochs[sink] = last
         sinks = {each: last for each, last in self._last_epochs.items() if each[0] == sink[0]}
-        remembered = sum(1 + len(each.contents) + len(each.attempts) for each in sinks.values())
+        remembered = sum(1 + len(each.contents) + len(each.attempt_ids) for each in sinks.values())
         for each, candidate in list(sinks.items())[:-1]:
             if remembered <= MAX_OWNER_ENTRIES:
                 break
             # An epoch with waiting messages is never forgotten: it still counts them.
             if not candidate.waiting_messages:
                 del self._last_epochs[each]
-                remembered -= 1 + len(candidate.contents) + len(candidate.attempts)
+                remembered -= 1 + len(candidate.contents) + len(candidate.attempt_ids)
 
     def reportable_epochs(self) -> list[SinkEpoch]:
         """Return the epochs that another run may request; at the limit, the latest sinks."""
@@ -225,7 +225,7 @@ class Publications:
     def progress_of(self, sink: Sink, epoch: int) -> tuple[int, list[int]] | None:
         """Return the number of an epoch's waiting messages, and some tasks; None: none was chosen here."""
         last = self._epoch(sink, epoch)
-        if not last.attempts:
+        if not last.attempt_ids:
             return None
         backlogs = self._backlogs.items() if last.waiting_messages else ()
         tasks = [task for task, each in backlogs if any(chosen is last for _, chosen in each.waiting)]
@@ -285,10 +285,10 @@ class Publications:
             del self._backlogs[task]
 
 
-def _contents(stages: Iterable[Attempt]) -> dict[int, TaskContent]:
+def _contents(attempts: Iterable[Attempt]) -> dict[int, TaskContent]:
     found: dict[int, TaskContent] = {}
-    for stage in stages:
-        for each in stage.groups:
+    for attempt in attempts:
+        for each in attempt.groups:
             content = TaskContent(each.messages, each.group_bytes, each.checksum)
             found[each.task] = found.get(each.task, TaskContent()).plus(content)
     return found

@@ -72,7 +72,7 @@ class Sinks:
         for group in groups:
             if not self._router.can_route(group.task):
                 raise self._router.table.not_local_error(group.task)
-        placement, stage = self.staging.reserve(sink, epoch, name, piece, groups, time.monotonic())
+        placement, attempt = self.staging.reserve(sink, epoch, name, piece, groups, time.monotonic())
         if placement is Placement.NO_SPACE:
             usage = f"{self.staging.memory_bytes} bytes in memory and {self.staging.disk_bytes} in files"
             if self._log_rate.count_event(sink):
@@ -81,33 +81,33 @@ class Sinks:
             return f"space for staged messages: {usage} are used"
         if placement is Placement.DISK:
             # A cancelled request must not leave the write unaccounted for.
-            write = asyncio.create_task(self._write(sink, stage, groups))
+            write = asyncio.create_task(self._write(sink, attempt, groups))
             await asyncio.shield(write)
         return ""
 
-    async def _write(self, sink: Sink, stage: Attempt, groups: Sequence[TaskGroup]) -> None:
+    async def _write(self, sink: Sink, attempt: Attempt, groups: Sequence[TaskGroup]) -> None:
         try:
-            if stage.file is None:
-                stage.file = await asyncio.to_thread(self._files.create_part)
-            places = await asyncio.to_thread(stage.file.write, groups)
+            if attempt.file is None:
+                attempt.file = await asyncio.to_thread(self._files.create_part)
+            places = await asyncio.to_thread(attempt.file.write, groups)
         except ResourceLimitError as error:
-            self.staging.on_write_failed(sink, stage)
+            self.staging.on_write_failed(sink, attempt)
             if self._log_rate.count_event("file"):
                 logger.error("staging.write_failed", extra={"reason": str(error)})  # noqa: TRY400 - it says all
             raise
-        entries = [StagedGroup.of(stage, group, place) for group, place in zip(groups, places, strict=True)]
-        if not self.staging.on_written(stage, entries):
+        entries = [StagedGroup.of(attempt, group, place) for group, place in zip(groups, places, strict=True)]
+        if not self.staging.on_written(attempt, entries):
             raise StagedDataLostError("the attempt was dropped while a piece of it was written: run it again")
 
     def check(
-        self, sink: Sink, epoch: int, names: Iterable[AttemptName], published: Mapping[int, TaskContent]
+        self, sink: Sink, epoch: int, names: Iterable[AttemptName], remote_contents: Mapping[int, TaskContent]
     ) -> list[int]:
-        """Return the tasks of attempts. `published` is the content of the epoch on other workers.
+        """Return the tasks of attempts. `remote_contents`: the content of the epoch on other workers.
 
         Raises StagedDataLostError if an attempt is not complete, and StaleEpochError like check_contents().
         """
-        stages = self.staging.find(sink, epoch, self._unpublished(sink, epoch, names))
-        return sorted(self.publications.check_contents(sink, epoch, stages, published))
+        attempts = self.staging.find(sink, epoch, self._unpublished(sink, epoch, names))
+        return sorted(self.publications.check_contents(sink, epoch, attempts, remote_contents))
 
     def _unpublished(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
         """Return the attempts that were not chosen before. Raises StaleEpochError; see Publications."""
@@ -143,7 +143,7 @@ class Sinks:
         epoch: int,
         names: Sequence[AttemptName],
         run: str = "",
-        published: Mapping[int, TaskContent] | None = None,
+        remote_contents: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, int]:
         """Choose attempts; return the number of newly chosen messages, and of messages that wait for space.
 
@@ -159,10 +159,10 @@ class Sinks:
                     f"sink {sink[1]!r}: run {run!r} has not begun at this worker: call Begin first, which "
                     f"returns the messages of epoch {epoch} that an earlier run has published"
                 )
-            self.check(sink, epoch, new, published or {})
-            stages = self.staging.choose(sink, epoch, new)
-            attempts = [each.attempt_id for each in new]
-            chosen, omitted = self.publications.choose(sink, epoch, attempts, stages, run, published)
+            self.check(sink, epoch, new, remote_contents or {})
+            attempts = self.staging.choose(sink, epoch, new)
+            ids = [each.attempt_id for each in new]
+            chosen, omitted = self.publications.choose(sink, epoch, ids, attempts, run, remote_contents)
             for staged in omitted:
                 self.staging.free_group(staged)
             self._start_task()
@@ -203,12 +203,11 @@ class Sinks:
 
     def status(self) -> pb.SinkStatus:
         """Return the used space and the waiting messages."""
-        staging = self.staging
         return pb.SinkStatus(
-            memory_bytes=staging.memory_bytes,
-            disk_bytes=staging.disk_bytes,
+            memory_bytes=self.staging.memory_bytes,
+            disk_bytes=self.staging.disk_bytes,
             waiting_messages=self.publications.waiting_messages,
-            waits=staging.no_space_count,
+            waits=self.staging.no_space_count,
         )
 
     def _start_task(self) -> None:

@@ -72,11 +72,11 @@ class StagedGroup:
     length: int = 0
 
     @classmethod
-    def of(cls, stage: Attempt, group: TaskGroup, place: tuple[int, int] | None = None) -> StagedGroup:
+    def of(cls, attempt: Attempt, group: TaskGroup, place: tuple[int, int] | None = None) -> StagedGroup:
         """Describe a group in memory, or at `place`: the offset and the length in the file."""
         checksum = adler32(group.header_data, adler32(group.data, 0) & _CHECKSUM_MASK) & _CHECKSUM_MASK
         in_memory = group if place is None else None
-        return cls(stage, group.task, group.count, group.size_bytes, in_memory, checksum, *(place or ()))
+        return cls(attempt, group.task, group.count, group.size_bytes, in_memory, checksum, *(place or ()))
 
 
 @dataclass(slots=True, eq=False)
@@ -148,9 +148,9 @@ class Staging:
         try:
             return self._place(sink, state, name, piece, groups, now)
         except TuplewireError:
-            stage = state.attempts.get(name.attempt_id)
+            attempt = state.attempts.get(name.attempt_id)
             # An epoch without attempts would count as open until it expires.
-            self._forget(sink, state, [name.attempt_id] if stage is not None and not stage.pieces else [])
+            self._forget(sink, state, [name.attempt_id] if attempt is not None and not attempt.pieces else [])
             raise
 
     def _place(
@@ -164,28 +164,28 @@ class Staging:
     ) -> tuple[Placement, Attempt]:
         """Find a place for a piece.
 
-        1. The attempt starts, or starts again: it gets a new stage.
+        1. The attempt starts, or starts again: with an empty record.
         2. A thread still writes the previous piece: there is no space now.
         3. The last piece again: it is staged already.
         4. An earlier piece is missing: an error.
         5. There is no space, also without idle attempts: wait, unless waiting cannot help.
         6. There is space in the file or in memory.
         """
-        stage = state.attempts.get(name.attempt_id)
+        attempt = state.attempts.get(name.attempt_id)
         # 1. Piece 0 restarts an attempt.
-        if stage is None or (not piece and not stage.is_writing):
-            if stage is not None:
+        if attempt is None or (not piece and not attempt.is_writing):
+            if attempt is not None:
                 self._drop(state.attempts.pop(name.attempt_id))
-            stage = state.attempts[name.attempt_id] = Attempt(name.partition, now)
-        state.last_used_at = stage.last_used = now
+            attempt = state.attempts[name.attempt_id] = Attempt(name.partition, now)
+        state.last_used_at = attempt.last_used = now
         # 2. The caller retries, so the pieces of an attempt stay in order.
-        if stage.is_writing:
-            return Placement.NO_SPACE, stage
+        if attempt.is_writing:
+            return Placement.NO_SPACE, attempt
         # 3. Its response was lost.
-        if piece == stage.pieces - 1:
-            return Placement.STAGED, stage
+        if piece == attempt.pieces - 1:
+            return Placement.STAGED, attempt
         # 4. A restarted worker has lost its staged messages.
-        if piece != stage.pieces:
+        if piece != attempt.pieces:
             raise SequenceGapError(
                 f"sink {sink[1]!r}: piece {piece} of attempt {name.attempt_id} in epoch {state.epoch} does "
                 "not follow the last one that is here: this worker has started since, or has dropped the "
@@ -200,49 +200,49 @@ class Staging:
         if placement is Placement.NO_SPACE:
             self.no_space_count += 1
             state.waits_since = now if state.waits_since is None else state.waits_since
-            self._check_feasible(sink, state, stage, (size, len(groups)))
-            return placement, stage
+            self._check_feasible(sink, state, attempt, (size, len(groups)))
+            return placement, attempt
         state.waits_since = None
         # 6. A piece in the file counts as staged once a thread has written it; see on_written().
         if placement is Placement.DISK:
-            stage.is_writing = True
-            self._add_usage(stage, _ENTRY_BYTES * len(groups), size)
+            attempt.is_writing = True
+            self._add_usage(attempt, _ENTRY_BYTES * len(groups), size)
         else:
-            self._add_usage(stage, size, 0)
-            self._add_groups(stage, [StagedGroup.of(stage, group) for group in groups])
-        return placement, stage
+            self._add_usage(attempt, size, 0)
+            self._add_groups(attempt, [StagedGroup.of(attempt, group) for group in groups])
+        return placement, attempt
 
-    def on_written(self, stage: Attempt, groups: Sequence[StagedGroup]) -> bool:
-        """Record the places of a piece's groups in the file; return False if the stage was dropped."""
-        stage.is_writing = False
-        # The stage was dropped while a thread wrote its file.
-        if stage.is_dropped:
-            stage.close()
+    def on_written(self, attempt: Attempt, groups: Sequence[StagedGroup]) -> bool:
+        """Record the places of a piece's groups in the file; return False if the attempt was dropped."""
+        attempt.is_writing = False
+        # The attempt was dropped while a thread wrote its file.
+        if attempt.is_dropped:
+            attempt.close()
             return False
-        self._add_groups(stage, groups)
+        self._add_groups(attempt, groups)
         return True
 
-    def on_write_failed(self, sink: Sink, stage: Attempt) -> None:
-        """Drop a stage after a failed write."""
-        stage.is_writing = False
+    def on_write_failed(self, sink: Sink, attempt: Attempt) -> None:
+        """Drop an attempt after a failed write."""
+        attempt.is_writing = False
         if (state := self._epochs.get(sink)) is not None:
-            self._forget(sink, state, [name for name, each in state.attempts.items() if each is stage])
-        stage.close()
+            self._forget(sink, state, [key for key, each in state.attempts.items() if each is attempt])
+        attempt.close()
 
     def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Attempt]:
         """Return attempts by partition. Raises StagedDataLostError unless all of them are complete."""
         state = self._epochs.get(sink)
         found: list[Attempt] = []
         for name in sorted(names):
-            stage = None if state is None or state.epoch != epoch else state.attempts.get(name.attempt_id)
-            if stage is None or (stage.messages, stage.pieces) != (name.messages, name.pieces):
+            attempt = None if state is None or state.epoch != epoch else state.attempts.get(name.attempt_id)
+            if attempt is None or (attempt.messages, attempt.pieces) != (name.messages, name.pieces):
                 raise StagedDataLostError(
                     f"sink {sink[1]!r}: {name.messages} messages of partition {name.partition} in epoch "
                     f"{epoch} are not here as they were staged: this worker has started since, or they have "
                     "waited longer than staging_expiry_seconds. Start the query or the write again, to "
                     "compute the epoch again"
                 )
-            found.append(stage)
+            found.append(attempt)
         return found
 
     def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Attempt]:
@@ -250,33 +250,33 @@ class Staging:
         chosen = self.find(sink, epoch, names)
         if chosen:
             kept = set(map(id, chosen))
-            for stage in self._epochs.pop(sink).attempts.values():
-                if id(stage) not in kept:
-                    self._drop(stage)
+            for attempt in self._epochs.pop(sink).attempts.values():
+                if id(attempt) not in kept:
+                    self._drop(attempt)
         return chosen
 
     def free_group(self, staged: StagedGroup) -> None:
         """Free the space of a group that is no longer needed."""
-        stage = staged.attempt
-        stage.remaining_groups -= 1
+        attempt = staged.attempt
+        attempt.remaining_groups -= 1
         self.memory_bytes -= _ENTRY_BYTES if staged.group is None else wire_bytes(staged.group)
         # The space of a file is freed with the last group of the attempt.
-        if not stage.remaining_groups:
-            self.disk_bytes -= stage.disk_bytes
-            stage.close()
+        if not attempt.remaining_groups:
+            self.disk_bytes -= attempt.disk_bytes
+            attempt.close()
 
-    def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
+    def discard(self, sink: Sink, epoch: int, attempt_id: str) -> None:
         """Drop the staged messages of an attempt; without an attempt, of the whole epoch."""
         state = self._epochs.get(sink)
         if state is not None and state.epoch == epoch:
-            self._forget(sink, state, [name for name in state.attempts if attempt in {"", name}])
+            self._forget(sink, state, [each for each in state.attempts if attempt_id in {"", each}])
 
-    def keep_only(self, sink: Sink, epoch: int, attempts: Container[str]) -> None:
+    def keep_only(self, sink: Sink, epoch: int, attempt_ids: Container[str]) -> None:
         """Drop a sink's messages of this and earlier epochs, except for these attempts."""
         state = self._epochs.get(sink)
         if state is not None and state.epoch <= epoch:
-            kept = attempts if state.epoch == epoch else ()
-            self._forget(sink, state, [name for name in state.attempts if name not in kept])
+            kept = attempt_ids if state.epoch == epoch else ()
+            self._forget(sink, state, [each for each in state.attempts if each not in kept])
 
     def expire(self, now: float) -> list[tuple[Sink, int]]:
         """Drop and return the epochs that were unused for too long."""
@@ -303,30 +303,30 @@ class Staging:
         self._forget(sink, state, list(state.attempts))
         return state.epoch
 
-    def _forget(self, sink: Sink, state: _OpenEpoch, attempts: Iterable[str]) -> None:
-        for attempt in attempts:
-            self._drop(state.attempts.pop(attempt))
+    def _forget(self, sink: Sink, state: _OpenEpoch, attempt_ids: Iterable[str]) -> None:
+        for attempt_id in attempt_ids:
+            self._drop(state.attempts.pop(attempt_id))
         if not state.attempts:
             del self._epochs[sink]
 
-    def _add_usage(self, stage: Attempt, memory: int, disk: int) -> None:
-        stage.memory_bytes += memory
-        stage.disk_bytes += disk
+    def _add_usage(self, attempt: Attempt, memory: int, disk: int) -> None:
+        attempt.memory_bytes += memory
+        attempt.disk_bytes += disk
         self.memory_bytes += memory
         self.disk_bytes += disk
 
-    def _add_groups(self, stage: Attempt, groups: Sequence[StagedGroup]) -> None:
-        stage.groups += groups
-        stage.remaining_groups += len(groups)
-        stage.messages += sum(each.messages for each in groups)
-        stage.pieces += 1
+    def _add_groups(self, attempt: Attempt, groups: Sequence[StagedGroup]) -> None:
+        attempt.groups += groups
+        attempt.remaining_groups += len(groups)
+        attempt.messages += sum(each.messages for each in groups)
+        attempt.pieces += 1
 
-    def _drop(self, stage: Attempt) -> None:
-        stage.is_dropped = True
-        stage.groups.clear()
-        self.memory_bytes -= stage.memory_bytes
-        self.disk_bytes -= stage.disk_bytes
-        stage.close()
+    def _drop(self, attempt: Attempt) -> None:
+        attempt.is_dropped = True
+        attempt.groups.clear()
+        self.memory_bytes -= attempt.memory_bytes
+        self.disk_bytes -= attempt.disk_bytes
+        attempt.close()
 
     def _placement(self, size: int, groups: int, memory: int, disk: int) -> Placement:
         """Return the place for a piece, for the given usage of memory and files."""
@@ -341,16 +341,16 @@ class Staging:
         for state in self._epochs.values():
             # Retried Spark tasks leave several attempts of a partition.
             in_order = sorted(state.attempts.values(), key=attrgetter("last_used"))
-            latest = {stage.partition: stage for stage in in_order}
-            for attempt, stage in list(state.attempts.items()):
-                if stage is not latest[stage.partition] and stage.last_used < now - IDLE_SECONDS:
-                    self._drop(state.attempts.pop(attempt))
+            latest = {attempt.partition: attempt for attempt in in_order}
+            for attempt_id, attempt in list(state.attempts.items()):
+                if attempt is not latest[attempt.partition] and attempt.last_used < now - IDLE_SECONDS:
+                    self._drop(state.attempts.pop(attempt_id))
 
-    def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Attempt, size: tuple[int, int]) -> None:
+    def _check_feasible(self, sink: Sink, state: _OpenEpoch, attempt: Attempt, size: tuple[int, int]) -> None:
         """Raise an error if no action of others can make space for a piece (size and groups)."""
         # Assume that only one attempt for each partition remains.
         attempts = {each.partition: each for each in state.attempts.values()}
-        attempts[stage.partition] = stage
+        attempts[attempt.partition] = attempt
         memory = sum(each.memory_bytes for each in attempts.values())
         disk = sum(each.disk_bytes for each in attempts.values())
         error: type[TuplewireError] = EpochTooLargeError
@@ -370,11 +370,11 @@ class Staging:
 
     def _is_deadlocked(self, state: _OpenEpoch) -> bool:
         """Return True if epochs that have long waited for space hold all of it, and this is the youngest."""
-        stages = [(each, stage) for each in self._epochs.values() for stage in each.attempts.values()]
-        staged_bytes = sum(stage.memory_bytes + stage.disk_bytes for _, stage in stages)
+        attempts = [(each, attempt) for each in self._epochs.values() for attempt in each.attempts.values()]
+        staged_bytes = sum(attempt.memory_bytes + attempt.disk_bytes for _, attempt in attempts)
         if staged_bytes < self.memory_bytes + self.disk_bytes:
             return False  # the rest is being published
-        holders = [each for each, stage in stages if stage.groups]
+        holders = [each for each, attempt in attempts if attempt.groups]
         oldest_news = state.last_used_at - IDLE_SECONDS
         return all(
             each.waits_since is not None and each.waits_since <= oldest_news and each.opened <= state.opened

@@ -193,7 +193,7 @@ async def test_other_rows_of_an_epoch_are_refused(rows: list[bytes], *, elsewher
     with pytest.raises(StaleEpochError, match="choose another checkpointLocation"):
         sinks.check(SINK, 1, [attempt], known)
     with pytest.raises(StaleEpochError, match="Nothing was published"):
-        await sinks.publish(SINK, 1, [attempt], published=known)
+        await sinks.publish(SINK, 1, [attempt], remote_contents=known)
     assert queues.consume() == []
     assert staged_here(sinks)
 
@@ -214,7 +214,7 @@ async def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
     sinks, _ = made()
     attempt = await stage(sinks, "0b", b"x")
     known = {TASK: TaskContent()}
-    assert await sinks.publish(SINK, 1, [attempt], published=known) == (0, 0)
+    assert await sinks.publish(SINK, 1, [attempt], remote_contents=known) == (0, 0)
 
 
 async def publish_rows(sinks: Sinks, queues: Queues) -> None:
