@@ -79,7 +79,7 @@ success. So these errors are returned to the driver, which raises them instead o
 
 
 @dataclass
-class Part(WriterCommitMessage):
+class PartitionResult(WriterCommitMessage):
     """The result of one attempt of one partition.
 
     Attributes:
@@ -111,17 +111,17 @@ class _WriterBase(VersionChecked):
         self._write_id = uuid.uuid4().hex
         self._start_owners: TaskOwners | None = None
 
-    def _write_part(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str = "") -> Part:
+    def _write(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> PartitionResult:
         partition = _context().partitionId()
         try:
             with _partition_span(partition):
                 if self._exactly_once:
-                    return self._stage_part(batches, sink, epoch, run)
-                return self._send_part(batches, sink)
+                    return self._stage(batches, sink, epoch, run)
+                return self._send(batches, sink)
         except _NON_RETRYABLE as error:
-            return Part(sink, failure=error)
+            return PartitionResult(sink, failure=error)
 
-    def _send_part(self, batches: Iterable[pa.RecordBatch], sink: str) -> Part:
+    def _send(self, batches: Iterable[pa.RecordBatch], sink: str) -> PartitionResult:
         """Send one partition, and wait until it is acknowledged.
 
         With badRows=fail, send rows only after all of them are checked; otherwise, as they arrive.
@@ -153,9 +153,9 @@ class _WriterBase(VersionChecked):
                 client.close(timeout=0)  # drop unsent messages: the next attempt sends all again
                 raise
         client.close()
-        return Part(sink, bad_row_count=router.rejected.count)
+        return PartitionResult(sink, bad_row_count=router.rejected.count)
 
-    def _stage_part(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
+    def _stage(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> PartitionResult:
         options, partition = self._options, _context().partitionId()
         with AttemptStager(options, sink, epoch, partition, self._start_owners) as stager:
             try:
@@ -166,29 +166,29 @@ class _WriterBase(VersionChecked):
             except BaseException:
                 stager.abandon()
                 raise
-        return Part(sink, staged, frozenset(stager.versions), router.rejected.count, run=run)
+        return PartitionResult(sink, staged, frozenset(stager.versions), router.rejected.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeats: bool) -> None:
         """Publish the chosen attempts, or raise an attempt's error. repeats: a restart may publish again."""
-        parts = [part for part in messages if isinstance(part, Part)]
-        failures = [part.failure for part in parts if part.failure is not None]
+        results = [result for result in messages if isinstance(result, PartitionResult)]
+        failures = [result.failure for result in results if result.failure is not None]
         for failure in failures[1:]:
-            fields = {"sink": parts[0].sink, "epoch": epoch, "reason": str(failure)}
+            fields = {"sink": results[0].sink, "epoch": epoch, "reason": str(failure)}
             logger.error("sink.attempt_failed", extra=fields)
         if failures:
             raise failures[0]
         chosen: dict[Peer, list[StagedAttempt]] = {}
-        for part in parts:
-            for peer, staged in part.staged.items():
+        for result in results:
+            for peer, staged in result.staged.items():
                 chosen.setdefault(peer, []).append(StagedAttempt.FromString(staged))
-        if bad := sum(part.bad_row_count for part in parts):
-            fields = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
+        if bad := sum(result.bad_row_count for result in results):
+            fields = {"sink": results[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
             logger.warning("sink.bad_rows", extra=fields)
         if not chosen:
             return
-        sink = parts[0].sink
-        versions = sorted(frozenset().union(*(part.versions for part in parts)))
-        with Publisher(self._options, sink, epoch, chosen, parts[0].run) as publisher:
+        sink = results[0].sink
+        versions = sorted(frozenset().union(*(result.versions for result in results)))
+        with Publisher(self._options, sink, epoch, chosen, results[0].run) as publisher:
             # Attempts of different versions may have staged one task at two workers. A batch write is not
             # repeated, so all its attempts are checked before the first worker publishes.
             if len(versions) > 1 or not repeats:
@@ -197,21 +197,21 @@ class _WriterBase(VersionChecked):
                 if repeats and moved:
                     raise TaskNotLocalError(
                         f"task {', '.join(map(str, moved[:10]))} moved while epoch {epoch} was computed "
-                        f"(assignment versions {versions[0]} to {versions[-1]}), and its worker took nothing "
-                        "more, so that its messages are at two workers. Nothing was published: start the "
-                        "query again, to compute the epoch again"
+                        f"(assignment versions {versions[0]} to {versions[-1]}), and the previous worker "
+                        "accepted no more, so its messages are at two workers. Nothing was published: start "
+                        "the query again, to compute the epoch again"
                     )
             published = publisher.publish()
         extra = {"sink": sink, "epoch": epoch, "messages": published, "workers": len(chosen)}
         logger.info("sink.published", extra=extra)
 
     def _discard(self, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
-        """Discard the staged parts of a failed epoch; otherwise the next epoch drops them, or they expire."""
-        parts = [part for part in messages if isinstance(part, Part)]
-        if not parts:
+        """Discard a failed epoch's staged messages; otherwise the next epoch drops them, or they expire."""
+        results = [result for result in messages if isinstance(result, PartitionResult)]
+        if not results:
             return
-        with SinkWorkers(self._options, parts[0].sink, epoch) as workers:
-            for peer in {peer for part in parts for peer in part.staged}:
+        with SinkWorkers(self._options, results[0].sink, epoch) as workers:
+            for peer in {peer for result in results for peer in result.staged}:
                 workers.discard(peer)
 
 
@@ -226,8 +226,8 @@ class TuplewireBatchWriter(_WriterBase, DataSourceArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options, DeliveryGuarantee.AT_LEAST_ONCE)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        return self._write_part(iterator, f"spark-{self._write_id}", 0)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionResult:
+        return self._write(iterator, f"spark-{self._write_id}", 0, run="")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the staged rows, in the driver, after all partitions are complete."""
@@ -256,13 +256,13 @@ class TuplewireStreamWriter(_WriterBase, DataSourceStreamArrowWriter):
                 workers.find_assigned(())
                 self._start_owners = workers.owners
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionResult:
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         assert query is not None, "Spark sets the query's id for a streaming query's tasks"  # noqa: S101
         assert batch is not None, "a streaming query's tasks know the micro-batch"  # noqa: S101
         run = context.getLocalProperty(_RUN_ID) or self._write_id
-        return self._write_part(iterator, f"spark-{query}", int(batch), run)
+        return self._write(iterator, f"spark-{query}", int(batch), run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._publish(batchId, messages, repeats=True)

@@ -22,7 +22,7 @@ from helpers.traffic import client_of
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.options import sink_options
-from tuplewire.spark.writer import Part, TuplewireStreamWriter
+from tuplewire.spark.writer import PartitionResult, TuplewireStreamWriter
 from tuplewire.subscription import Subscription
 
 
@@ -58,7 +58,7 @@ class Driver:
         payloads: range,
         partition: int = 0,
         tasks: tuple[int, ...] = (TASK,),
-    ) -> Part:
+    ) -> PartitionResult:
         """Compute a partition that sends each number to each task."""
         begin_attempt(partition, epoch=epoch, run=self._run)
         rows = [(task, str(number)) for number in payloads for task in tasks]

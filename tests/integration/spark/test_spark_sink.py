@@ -32,7 +32,7 @@ from tuplewire.spark import staging
 from tuplewire.spark import writer as writing
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.row_router import BadRowsError
-from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
+from tuplewire.spark.writer import PartitionResult, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
 from tuplewire.wire.control_pb2 import StagedAttempt
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
@@ -192,7 +192,7 @@ def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
         more = {"timeout": "20", "deliveryGuarantee": guarantee}
         writer = TuplewireBatchWriter(sink_options({**opts, **more}))
 
-        def written(key_bytes: int) -> Part:
+        def written(key_bytes: int) -> PartitionResult:
             begin_attempt(0, 70 + key_bytes)
             tasks, key = pa.array([SMALL_TASK], pa.int32()), pa.array([b"k" * key_bytes])
             message = pa.array([b"m" * (3 * 2**20 - 10)])
@@ -215,7 +215,7 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
         part = other.write(iter([large(200)]))
         writer = TuplewireStreamWriter(sink_options(opts))
 
-        def staged(count: int) -> Part:
+        def staged(count: int) -> PartitionResult:
             begin_attempt(0, 62)
             return writer.write(iter([large(count)]))
 
@@ -318,7 +318,7 @@ def test_a_stream_may_be_sent_as_it_is_computed(timeout: str, caplog: pytest.Log
         more = {"deliveryGuarantee": "atLeastOnce", "timeout": timeout}
         writer = TuplewireStreamWriter(sink_options(opts | more))
 
-        def sent() -> Part:
+        def sent() -> PartitionResult:
             begin_attempt(0, 90)
             return writer.write(iter([large(300)]))
 
