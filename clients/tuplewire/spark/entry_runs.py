@@ -34,16 +34,16 @@ class EntryRuns:
 
     def _iter_runs(self, last: int) -> Iterator[tuple[int, int, int, int]]:
         sequence = self.first_sequence
-        for count, worker, entry in self.runs:
+        for count, worker, entry_sequence in self.runs:
             if sequence <= last:
-                yield sequence, min(count, last - sequence + 1), worker, entry
+                yield sequence, min(count, last - sequence + 1), worker, entry_sequence
             sequence += count
 
     def last_sequences(self, last: int) -> dict[int, int]:
         """Return the last entry sequence of each entry worker among the messages up to a sequence."""
         found: dict[int, int] = {}
-        for _, count, worker, entry in self._iter_runs(last):
-            found[worker] = max(found.get(worker, 0), entry + count - 1)
+        for _, count, worker, entry_sequence in self._iter_runs(last):
+            found[worker] = max(found.get(worker, 0), entry_sequence + count - 1)
         return found
 
     def unread_ranges(
@@ -54,12 +54,12 @@ class EntryRuns:
         after: the messages that were read. last_wanted: the last message of each entry worker; None: all.
         """
         found: list[SequenceRange] = []
-        for sequence, count, worker, entry in self._iter_runs(end):
-            # In this run, `sequence - entry` converts an entry sequence to a sequence at this worker.
-            first = max(sequence, start + 1, sequence + after.get(worker, 0) + 1 - entry)
+        for sequence, count, worker, entry_sequence in self._iter_runs(end):
+            # In this run, `sequence - entry_sequence` converts entry sequences to sequences at this worker.
+            first = max(sequence, start + 1, sequence + after.get(worker, 0) + 1 - entry_sequence)
             last = sequence + count - 1
             if last_wanted is not None:
-                last = min(last, sequence + last_wanted.get(worker, 0) - entry)
+                last = min(last, sequence + last_wanted.get(worker, 0) - entry_sequence)
             if first > last:
                 continue
             if found and found[-1][1] == first - 1:
@@ -84,5 +84,5 @@ def filter_redeliverable(read_before: LastSequences, entries: LastSequences) -> 
 
     An entry worker's messages arrive in order, so none up to its last message in `entries` can follow.
     """
-    remaining = {worker: entry for worker, entry in read_before.items() if entries.get(worker, 0) < entry}
+    remaining = {worker: last for worker, last in read_before.items() if entries.get(worker, 0) < last}
     return dict(list(remaining.items())[-MAX_REMEMBERED_WORKERS:])

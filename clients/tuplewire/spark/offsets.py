@@ -64,7 +64,7 @@ class TaskOffset:
     def from_json(cls, offset: Mapping[str, Any]) -> TaskOffset:
         """Return the object for a value of to_json(), in which JSON has made the keys strings."""
         last_sequences = {
-            name: {int(worker): entry for worker, entry in offset.get(name, {}).items()}
+            name: {int(worker): last for worker, last in offset.get(name, {}).items()}
             for name in ("entries", "before")
         }
         return cls(**{**offset, **last_sequences})
@@ -198,7 +198,7 @@ def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, unr
         why = "restarted or failed without a clean shutdown"
         loss = f"{unread} unread messages and any that arrived after the last poll"
     return DataLossError(
-        f"task {task} was at a worker ({offset.address}) that {why}: {loss} are lost or arrive again. "
+        f"task {task} was at a worker ({offset.address}) that {why}: {loss} are lost or redelivered. "
         "Set failOnDataLoss=false to continue with the rest"
     )
 
@@ -277,15 +277,15 @@ def next_offset(
     return Offset(offsets)
 
 
-def divide_limit(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
-    """Divide a bound in proportion to the waiting messages; if they are fewer, return all of them."""
+def divide_limit(waiting: Mapping[int, int], limit: int) -> dict[int, int]:
+    """Divide a limit in proportion to the waiting messages; if they are fewer, return all of them."""
     total = sum(waiting.values())
-    if total <= bound:
+    if total <= limit:
         return dict(waiting)
-    shares = {task: count * bound // total for task, count in waiting.items()}
-    remainder = bound - sum(shares.values())
+    shares = {task: count * limit // total for task, count in waiting.items()}
+    remainder = limit - sum(shares.values())
     # The largest remainders get one more, so that a task with few messages is not skipped indefinitely.
-    for task in sorted(waiting, key=lambda task: waiting[task] * bound % total, reverse=True)[:remainder]:
+    for task in sorted(waiting, key=lambda task: waiting[task] * limit % total, reverse=True)[:remainder]:
         shares[task] += 1
     return shares
 

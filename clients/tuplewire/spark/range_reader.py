@@ -130,10 +130,10 @@ class RangeReader:
     def _has_moved(self, poller: TaskPoller, location: _Location) -> bool | None:
         """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
         try:
-            held = poller.poll_once().get(self._range.task)
+            state = poller.poll_once().get(self._range.task)
         except RETRYABLE_ERRORS:
             return None
-        return held is None or (held.worker, held.start) != (location.worker, location.runs.start)
+        return state is None or (state.worker, state.start) != (location.worker, location.runs.start)
 
     def _locate(self, poller: TaskPoller) -> _Location | None:
         """Return the current location of the rest of the range; None if that is lost, and loss is allowed.
@@ -145,11 +145,11 @@ class RangeReader:
         deadline = time.monotonic() + self._options.timeout
         previous: PreviousOwner | None = None
         while True:
-            held = poller.poll_tasks([wanted.task]).get(wanted.task)
-            if held is None:
+            state = poller.poll_tasks([wanted.task]).get(wanted.task)
+            if state is None:
                 self._skip_lost(rest, "is no longer assigned")
                 return None
-            runs = poller.fetch_runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
+            runs = poller.fetch_runs({wanted.task: 0}, {wanted.task: state}).get(wanted.task)
             if runs is None:
                 continue
             unread = runs.unread_ranges(0, sys.maxsize, self._read_sequences, end.entries)
@@ -161,12 +161,12 @@ class RangeReader:
                 break
             if found >= rest:
                 break
-            if held.worker != end.worker:
+            if state.worker != end.worker:
                 previous = poller.wait_for_previous_owner(wanted.task, end.worker, end.address)
             time.sleep(POLL_SECONDS)
         if not unread:
             return None
-        return _Location(held.address, held.worker_id, held.worker, runs, unread, unread[0][0] - 1)
+        return _Location(state.address, state.worker_id, state.worker, runs, unread, unread[0][0] - 1)
 
     def _stream(self, location: _Location, poller: TaskPoller) -> Iterator[pa.RecordBatch]:
         from tuplewire.spark.columns import read_batch  # not needed in the driver
@@ -200,21 +200,20 @@ class RangeReader:
         # loss only if the task has certainly not moved.
         if self._has_moved(poller, location) is not False:
             raise TaskNotLocalError(f"task {self._range.task} has left the worker at {location.address}")
-        gone = count_messages(
+        lost = count_messages(
             (max(first, location.position + 1), min(end, last))
             for first, end in location.unread
             if end > location.position and first <= last
         )
         location.position = last
-        self._skip_lost(gone, "has another consumer, which has acknowledged them (a task has one consumer)")
+        self._skip_lost(lost, "has another consumer, which has acknowledged them (a task has one consumer)")
 
     def _skip_lost(self, count: int, why: str) -> None:
         """Skip this number of lost messages, or raise DataLossError."""
         if not count:
             return
         first = self._range.start + self.messages_read + 1
-        which = f"messages {first} to {first + count - 1} of task {self._range.task} are gone"
-        text = f"{which}: the task {why}"
+        text = f"messages {first} to {first + count - 1} of task {self._range.task} are gone: the task {why}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to continue without them")
         logger.warning("spark.data_lost", extra={"reason": text})

@@ -117,7 +117,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._last_batch_at = time.monotonic()
         self._acknowledged_offset: Offset | None = None
         self._runs: dict[int, EntryRuns] = {}
-        """The entry numbers of the messages that the last latestOffset() found."""
+        """The entry sequences of the messages that the last latestOffset() found."""
         self._checked_moves: set[tuple[int, int]] = set()
         """Tasks and their new workers (incarnations) after the check of the previous owner."""
         self._checked_removed: set[int] = set()

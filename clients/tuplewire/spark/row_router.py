@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -94,17 +94,15 @@ class BadRowFilter:
         too_large = (pc.max(sizes).as_py() or 0) > self.max_message_bytes
         if not (bad_masks or nulls or too_large or self._unknown(tasks)):  # the usual case, without masks
             return tasks, batch, []
-        reasons = self._reasons(tasks.cast(pa.int64()), sizes) | dict(bad_masks or {})
-        bad = pa.array([False] * len(tasks))
-        for mask in reasons.values():
-            bad = pc.or_(bad, mask)
+        masks = self._bad_masks(tasks.cast(pa.int64()), sizes) | dict(bad_masks or {})
+        bad = reduce(pc.or_, masks.values())
         rows = pc.indices_nonzero(bad).to_pylist()
         if not rows:
             return tasks, batch, []
         self.count += len(rows)
 
         def describe(row: int) -> dict[str, Any]:
-            why = next(reason for reason, mask in reasons.items() if mask[row].as_py())
+            why = next(reason for reason, mask in masks.items() if mask[row].as_py())
             return {"why": why, "partition": self.partition, "row": first + row, "task": tasks[row].as_py()}
 
         shown = describe(rows[0]) | {"message": _shortened(messages[rows[0]], _SHOWN_CHARS)}
@@ -115,7 +113,8 @@ class BadRowFilter:
                 "filter them, or set the option badRows: drop, or a task that receives them"
             )
         if self.count == len(rows):  # log the first ones only; the driver logs the total
-            logger.warning("sink.rejected", extra={"rows": len(rows), "policy": self.policy, "first": text})
+            extra = {"rows": len(rows), "policy": self.policy, "first": text}
+            logger.warning("sink.bad_rows_found", extra=extra)
         good = pc.invert(bad)
         if self.policy == DROP:
             return tasks.filter(good), batch.filter(good), []
@@ -127,7 +126,7 @@ class BadRowFilter:
         present = {task for task in pc.unique(tasks).to_pylist() if task is not None}
         return present - self.find_assigned({task for task in present if MIN_TASK <= task <= MAX_TASK})
 
-    def _reasons(self, tasks: pa.Array, sizes: pa.Array) -> dict[str, pa.Array]:
+    def _bad_masks(self, tasks: pa.Array, sizes: pa.Array) -> dict[str, pa.Array]:
         unknown = pa.array(self._unknown(tasks), pa.int64())
         limit = self.max_message_bytes
         masks = {

@@ -201,7 +201,7 @@ class TaskPoller(TaskWorkers):
             request.wait_millis = 0
 
     def fetch_runs(self, last: Mapping[int, int], states: QueueStates) -> dict[int, EntryRuns]:
-        """Return the entry numbers of messages, for tasks that have not moved since the poll of `states`.
+        """Return the entry sequences of messages, for tasks that have not moved since the poll of `states`.
 
         last: the last sequence for each task; 0: all. Raises UnreachableError.
         """
