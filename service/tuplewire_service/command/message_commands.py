@@ -176,9 +176,9 @@ def _send(arguments: argparse.Namespace) -> int:
     finally:
         if client is not None:
             ledger = client.ledger()
-            rest = ledger.accepted - ledger.acknowledged
-            again = f"; {rest} must be sent again: the last of each task" if rest else ""
-            print(f"{ledger.acknowledged} of {ledger.accepted} messages acknowledged{again}", file=sys.stderr)
+            missing = ledger.accepted - ledger.acknowledged
+            note = f"; {missing} must be sent again: the last of each task" if missing else ""
+            print(f"{ledger.acknowledged} of {ledger.accepted} messages acknowledged{note}", file=sys.stderr)
     return EXIT_OK
 
 
@@ -231,7 +231,7 @@ def _recv(arguments: argparse.Namespace) -> int:
 def _dead_letters(arguments: argparse.Namespace) -> int:
     has_selection = arguments.ids or arguments.all or arguments.task is not None
     if (arguments.action != "list" and not has_selection) or (arguments.ids and arguments.all):
-        raise ConfigError(f"say which to {arguments.action}: IDs as `list` prints them, or --task or --all")
+        raise ConfigError(f"choose what to {arguments.action}: IDs as `list` prints them, --task or --all")
     with _receive_dead_letters(arguments) as batch:
         letters = [
             each
@@ -289,16 +289,16 @@ def _receive_dead_letters(arguments: argparse.Namespace) -> Iterator[_DeadLetter
         arguments.address, *_ = fetch_owners(control, [task])
     arguments.topology = status.topology
     with make_control_client(arguments) as control:
-        there = next((each for each in control.status().tasks if each.task == task), None)
-    if there is None:
+        queue = next((each for each in control.status().tasks if each.task == task), None)
+    if queue is None:
         raise ConfigError(f"no worker has the dead-letter task {task}: give it to one in the assignment")
-    room = max(1, there.queued_messages)  # all are received before one is acknowledged
+    limit = max(1, queue.queued_messages)  # all are received before one is acknowledged
     with client_of(
-        arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="continue"
+        arguments, prefetch_messages=limit, prefetch_bytes=queue.queued_bytes + MIB, reject_order="continue"
     ) as client:
         receiver, *_ = client._start_subscription([task], None, follow=True)
         arrived: list[ArrivedBatch] = []
-        remaining, deadline = there.queued_messages, time.monotonic() + arguments.timeout
+        remaining, deadline = queue.queued_messages, time.monotonic() + arguments.timeout
         while remaining > 0 and (batch := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
             arrived.append(batch)
             remaining -= sum(map(len, batch.groups))
@@ -345,20 +345,20 @@ def _show(_: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
         write_lines(sys.stdout, *lines, "")
 
 
-def _replay(box: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
+def _replay(batch: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
     groups = []
     for each in letters:
         message = each.message
         group = TaskGroup.from_checked(each.task, each.source, [message.payload], [encoded_of(message)])
         groups.append(group.as_redelivered() if each.redelivered else group)
-    box.client.send(TaskMessageBatch.from_groups(groups), timeout=box.timeout)
-    box.client.flush(box.timeout)  # before the removal: an error may duplicate, but not lose messages
-    box.remove({each.id for each in letters})
+    batch.client.send(TaskMessageBatch.from_groups(groups), timeout=batch.timeout)
+    batch.client.flush(batch.timeout)  # before the removal: an error may duplicate, but not lose messages
+    batch.remove({each.id for each in letters})
     print(f"{len(letters)} sent again", file=sys.stderr)
 
 
-def _drop(box: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
-    box.remove({each.id for each in letters})
+def _drop(batch: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
+    batch.remove({each.id for each in letters})
     print(f"{len(letters)} dropped", file=sys.stderr)
 
 

@@ -91,15 +91,15 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     recent, interval = status.recent, status.recent.interval_seconds
     if interval:
         yield (
-            f"lately      in {interval:.1f} s: {recent.accepted / interval:,.0f} accepted/s, "
+            f"recent      in {interval:.1f} s: {recent.accepted / interval:,.0f} accepted/s, "
             f"{recent.acknowledged / interval:,.0f} acknowledged/s, {recent.dropped} dropped; "
             f"{_format_shares(recent.state_seconds)}"
         )
     yield f"time        {_format_shares(status.state_seconds)}"
     for each in status.blocking:
-        recent_text = f"{each.recent_seconds:.1f} of {interval:.1f} s lately, " if each.recent_seconds else ""
-        held = f"has blocked others for {recent_text}{each.seconds:.1f} s in all"
-        yield f"blocking    task {each.task} ({each.place}) {held}"
+        share = f"{each.recent_seconds:.1f} of {interval:.1f} s recently, " if each.recent_seconds else ""
+        total = f"{share}{each.seconds:.1f} s in total"
+        yield f"blocking    task {each.task} ({each.place}) has blocked others for {total}"
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
     for count in received[:MAX_LINES]:
         yield (
@@ -109,9 +109,9 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     if len(received) > MAX_LINES:
         yield f"received    and from {len(received) - MAX_LINES} more"
     if status.rejections:
-        letters = status.dead_letter_task if status.HasField("dead_letter_task") else "none"
+        task = status.dead_letter_task if status.HasField("dead_letter_task") else "none"
         waiting = f"copies waiting: {status.rejected_waiting_messages:,}"
-        yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; dead-letter task: {letters}"
+        yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; dead-letter task: {task}"
 
 
 def undelivered_lines(client: ControlClient) -> Iterator[str]:
@@ -130,9 +130,9 @@ def undelivered_lines(client: ControlClient) -> Iterator[str]:
         if drains and (copies := status.rejected_waiting_messages):
             yield f"{counted(copies, 'message')} to deliver again, or as dead letters, after rejections"
         for peer in status.peers if drains else ():
-            if held := peer.ledger.pending:
+            if pending := peer.ledger.pending:
                 missing = "acknowledged" if peer.connected else "connected"
-                yield f"{counted(held, 'message')} to worker {peer.worker_id}, not {missing}"
+                yield f"{counted(pending, 'message')} to worker {peer.worker_id}, not {missing}"
         for component in status.components if drains else ():
             if tuples := sum(each.queued_tuples for each in component.executors):
                 yield f"{counted(tuples, 'tuple')} in executors of {component.component}"
@@ -230,5 +230,5 @@ def _bundle_files(client: ControlClient) -> dict[str, bytes]:
     time.sleep(max(0.0, began + _SAMPLE_INTERVAL_SECONDS - time.monotonic()))  # for rates
     now = client.status(MAX_CLIENTS)
     rows = cluster_rows([WorkerSample(now.worker_id, client.address, now, before)])
-    ours = {"status.json": status_as_json(now), "live.json": dataclasses.asdict(rows)}
-    return contents | {name: json.dumps(each, indent=2, default=str).encode() for name, each in ours.items()}
+    extra = {"status.json": status_as_json(now), "live.json": dataclasses.asdict(rows)}
+    return contents | {name: json.dumps(each, indent=2, default=str).encode() for name, each in extra.items()}

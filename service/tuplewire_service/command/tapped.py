@@ -164,7 +164,7 @@ def _tuple(payload: bytes) -> str:
     size, at = read_array_size(payload, at)
     values, at = read_items(payload, at, size, 1)
     if at != len(payload):
-        raise ValueError("there is more behind the tuple")
+        raise ValueError("there are bytes after the tuple")
     roots = f" of {ids!r}" if ids else ""
     return f"{source} {values!r}{roots}"
 

@@ -126,7 +126,7 @@ def test_the_page_is_no_table(worker: Endpoint) -> None:
     """Options for tables are refused together with --web."""
     ended = run_command("top", "--address", worker.address, "--web", "--once")
     assert ended.returncode == 64
-    assert "--web shows everything" in ended.stderr
+    assert "--web cannot be combined with" in ended.stderr
 
 
 RULES = """

@@ -128,7 +128,7 @@ def test_full_queues_are_reported() -> None:
         "the queue of task 6 at a is 96% full: 9,006 messages wait, the oldest for 35.0 s; "
         "slow has 500 unacknowledged"
     )
-    assert others[0].endswith("9,005 messages wait, the oldest for 35.0 s; nobody consumes it")
+    assert others[0].endswith("9,005 messages wait, the oldest for 35.0 s; it has no consumer")
     assert others[4:] == ["and 2 more queues are nearly full"]
     held = pb.Blocking(task="6", place="local", seconds=90, recent_seconds=5)
     (one,) = cluster_rows([look(worker(tasks=(full[6],), blocking=(held,)))]).problems

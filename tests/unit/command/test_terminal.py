@@ -158,7 +158,7 @@ def test_the_tables_of_a_cluster_fit_a_terminal(
     assert re.search(r"^42 +worker-x\.\.\.23456789 +1,000,000 .* sleeps$", written, re.MULTILINE), written
     assert name in written.replace("\n", "")  # sentences are wrapped, not cut
     assert "\nand 1 idle task; --json has all of them\n" in written
-    assert "\ntasks (a wider terminal also shows: out/s, whom, received, acknowledged,\n" in written
+    assert "\ntasks (a wider terminal also shows: out/s, blocked workers, received,\n" in written
     plain = StringIO()
     write_tables(plain, rows, 40)
     assert written.count(name) < plain.getvalue().count(name) == 5

@@ -68,7 +68,7 @@ class WorkerRow(Row):
     backpressured: Annotated[float | None, Column("blocked", format_share)] = None
     backpressure_cause: Annotated[str, Column("by")] = ""
     connected_senders: Annotated[int | None, Column("senders", format_number)] = None
-    disconnected_senders: Annotated[int | None, Column("gone", format_number)] = None
+    disconnected_senders: Annotated[int | None, Column("resumable", format_number)] = None
     consumers: Annotated[int | None, Column("consumers", format_number)] = None
     smallest_window_messages: Annotated[int | None, Column("window", format_number)] = None
     memory_bytes: Annotated[int | None, Column("memory", format_bytes)] = None
@@ -101,7 +101,7 @@ class TaskRow(Row):
     load: Annotated[float, Column("full", format_share)]
     oldest_seconds: Annotated[float, Column("oldest", format_time)]
     blocking: Annotated[float, Column("blocks", format_share)]
-    blocked_workers: Annotated[Sequence[str], Column("whom", ", ".join, minor=True)]
+    blocked_workers: Annotated[Sequence[str], Column("blocked workers", ", ".join, minor=True)]
     received_messages: Annotated[int, Column("received", format_number, minor=True)]
     acknowledged_messages: Annotated[int, Column("acknowledged", format_number, minor=True)]
     congested: Annotated[bool, Column("congested", lambda value: "yes" if value else "", minor=True)]
@@ -176,10 +176,10 @@ class LossRow(Row):
 
     ORDER = ("count", "reason")
     worker: Annotated[str, Column("worker")]
-    kind: Annotated[str, Column("what")]
+    kind: Annotated[str, Column("kind")]
     reason: Annotated[str, Column("reason")]
     rate: Annotated[float | None, Column("messages/s", format_number)]
-    count: Annotated[int, Column("in all", format_number)]
+    count: Annotated[int, Column("total", format_number)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,14 +332,14 @@ def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
 
 def _losses(now: pb.GetStatusResponse, interval: Interval) -> Iterator[LossRow]:
     before = interval.previous
-    for what, counts, then in (
+    for kind, counts, then in (
         ("messages dropped", now.ledger.dropped, before.ledger.dropped),
         ("messages refused", now.refused_messages, before.refused_messages),
         ("streams refused", now.refused_streams, before.refused_streams),
     ):
         for reason, count in counts.items():
-            if count and (what, reason) != ("streams refused", "TASK_NOT_LOCAL"):  # a normal redirection
-                yield LossRow(now.worker_id, what, reason, interval.rate(count, then.get(reason, 0)), count)
+            if count and (kind, reason) != ("streams refused", "TASK_NOT_LOCAL"):  # a normal redirection
+                yield LossRow(now.worker_id, kind, reason, interval.rate(count, then.get(reason, 0)), count)
 
 
 def _unreachable_problems(samples: Iterable[WorkerSample], blockers: _Blockers) -> Iterator[str]:
@@ -367,7 +367,7 @@ def _task_problems(blockers: _Blockers, rows: ClusterRows) -> Iterator[str]:
     def reason(row: TaskRow) -> str:
         if (consumer := consumers.get((row.worker, row.task))) is not None:
             return f"{format_client(consumer.consumer)} has {consumer.outstanding_messages:,} unacknowledged"
-        return "its consumer is not listed" if row.subscribed else "nobody consumes it"
+        return "its consumer is not listed" if row.subscribed else "it has no consumer"
 
     for (worker, task), blocker in sorted(blockers.items(), key=lambda each: -each[1].share):
         row = tasks.get((worker, task))
