@@ -110,7 +110,7 @@ class WorkerConfig(WorkerSettings):
         storm="storm.local.hostname",
     )
     tasks: tuple[int, ...] = setting(
-        TASKS, (), "tasks of this worker, like 0-99, if it is alone; several workers need an assignment"
+        TASKS, (), "tasks of this worker, like 0-99, if it is the only one; several need an assignment"
     )
     assignment_file: str | None = setting(FILE, None, "assignment in JSON, read again after each change")
     transport: str = setting(
@@ -203,7 +203,7 @@ class WorkerConfig(WorkerSettings):
             raise ConfigError("listen_peers has no effect with the transport grpc: remove it")
         if self.tasks and self.assignment_file is not None:
             raise ConfigError(
-                "tasks are for a worker that is alone, and assignment_file for several: give one of them"
+                "tasks are for a single worker, and assignment_file for several: give one of them"
             )
         session_names = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
         values = {name: getattr(self, name) for name in session_names}

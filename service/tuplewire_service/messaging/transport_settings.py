@@ -28,7 +28,7 @@ class TransportSettings(Settings):
     receive_messages: int = setting(
         integer(), 131_072, "maximum number of outstanding messages of all senders to one task"
     )
-    receive_bytes: int = setting(SIZE, 16 * MIB, "maximum payload, key and header bytes of these messages")
+    receive_bytes: int = setting(SIZE, 16 * MIB, "maximum bytes of receive_messages, with keys and headers")
     resume_seconds: float = setting(
         SECONDS, 3600.0, "time for which a disconnected sender can resume its session"
     )

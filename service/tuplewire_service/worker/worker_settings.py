@@ -44,7 +44,7 @@ class WorkerSettings(Settings):
         SIZE, 16 * MIB, "maximum bytes of receive_queue_messages, with keys and headers"
     )
     reject_limit: int = setting(
-        integer(), 5, "rejections after which a message is dropped, or moved to dead_letter_task if set"
+        integer(), 5, "rejections of a message until it is dropped, or moved to dead_letter_task if set"
     )
     dead_letter_task: int | None = setting(
         TASK, None, "task for messages that were rejected too often (default: they are dropped)"
@@ -56,7 +56,7 @@ class WorkerSettings(Settings):
         SIZE, 4096 * MIB, "disk space for messages above staging_memory_bytes; a micro-batch must fit"
     )
     staging_directory: str | None = setting(
-        string("DIRECTORY"), None, "directory of staging's files, which have no names (default: the system's)"
+        string("DIRECTORY"), None, "directory for unnamed files of staged messages (default: the system's)"
     )
     staging_expiry_seconds: float = setting(
         SECONDS, 3600.0, "idle time after which a sink's unpublished messages expire"

@@ -196,7 +196,7 @@ def test_every_command_has_an_example() -> None:
         (["worker", "--transport", "local"], "argument --transport must be one of grpc, zmq, not"),
         (["worker", "--config=/no/such.toml"], "cannot read the configuration /no/such.toml"),
         (["worker", "--receive-queue-bytes=1k"], "receive_queue_bytes"),
-        (["worker", "--tasks=0-9", "--assignment-file=a.json"], "tasks are for a worker that is alone"),
+        (["worker", "--tasks=0-9", "--assignment-file=a.json"], "tasks are for a single worker"),
         (["worker", "--lisen", "x"], "tuplewire worker: unknown option --lisen; did you mean --listen or"),
         (["worker", "--task", "0-9"], "unknown option --task; did you mean --tasks"),
         (["send"], "tuplewire send: TASK is missing"),
@@ -225,7 +225,7 @@ def test_every_command_has_an_example() -> None:
         (["tap", "--rate", "5000"], "argument --rate: must be a whole number from 1 to 1000, not '5000'"),
         (["top", "--web", "--port", "99999"], "argument --port: must be a whole number from 0 to 65535"),
         (["log-level", "debug", "--for", "1e6"], "argument --for: must be more than 0, at most 86400"),
-        (["dead-letters", "drop", "abc", "--all"], "say which to drop: IDs as `list` prints them, or --task"),
+        (["dead-letters", "drop", "abc", "--all"], "choose what to drop: IDs as `list` prints them, --task"),
         (["assign", "/no/such/file"], "cannot read the assignment /no/such/file"),
     ],
 )

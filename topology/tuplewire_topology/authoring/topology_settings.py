@@ -56,7 +56,7 @@ class TopologySettings(Settings):
     session: SessionSettings = nested(SessionSettings)
     workers: int = storm_setting("topology.workers", integer(), 1, "number of workers that share the tasks")
     receive_queue_tuples: int = storm_setting(
-        "topology.executor.receive.buffer.size", integer(), 32_768, "tuples that an executor's queue may have"
+        "topology.executor.receive.buffer.size", integer(), 32_768, "maximum tuples in an executor's queue"
     )
     max_spout_pending: int = storm_setting(
         "topology.max.spout.pending",
