@@ -113,7 +113,7 @@ def test_only_the_run_talks_to_its_workers(
         conf={"topology.workers": 2, "topology.max.spout.pending": 100},
         name="guarded",
     )
-    secret = running._submitted.token.secret
+    secret = running._submission.token.secret
     eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
     workers = started("guarded")
     assert len(workers) == N_WORKERS

@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_written(
         assert wait_idle(worker, SECONDS)
         assert not worker.heartbeats.not_ready_reason
     assert done.is_set()
-    assert logged(caplog, "state_file.not_written")
+    assert logged(caplog, "heartbeat.not_written")
 
 
 def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:

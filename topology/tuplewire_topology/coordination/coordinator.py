@@ -243,7 +243,7 @@ class Coordinator:
 
     def _progress(self) -> Order:
         counts = self._counts_by_rank.values()
-        return Order(ControlKind.PROGRESS, tuple(sum(each[of] for each in counts) for of in range(3)))
+        return Order(ControlKind.PROGRESS, tuple(sum(each[index] for each in counts) for index in range(3)))
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next order may be due without further messages."""

@@ -80,7 +80,7 @@ class Heartbeats:
                 text = json.dumps(state, default=list)  # tasks are a range
                 write_atomically(self.file, text)  # readers see a whole file
             except OSError as error:
-                logger.warning("state_file.not_written", extra={"path": str(self.file), "reason": str(error)})
+                logger.warning("heartbeat.not_written", extra={"path": str(self.file), "reason": str(error)})
 
     def remove_file(self) -> None:
         """Remove the file after a clean end of the worker."""

@@ -141,13 +141,13 @@ class _TopologyMember:
     """A joined PySpark task. Raises UnreachableError or RefusedError if a worker rejects the assignment."""
 
     def __init__(
-        self, future: Submission, plan: Plan, rank: int, token_file: Path, rows: Iterator[pa.RecordBatch]
+        self, submission: Submission, plan: Plan, rank: int, token_file: Path, rows: Iterator[pa.RecordBatch]
     ) -> None:
-        self._submitted = future
+        self._submission = submission
         self._token_file = token_file
         self._plan = plan
         self._rank = rank
-        self._batcher = Batcher(future.output)
+        self._batcher = Batcher(submission.output)
         self._inbox = ControlInbox()
         self._failed_rows = FailedRows()
         self._first_error: Exception | None = None
@@ -155,7 +155,7 @@ class _TopologyMember:
         self._is_aborted = False
         self._push_assignment()
         client, task = self._create_client("control"), plan.control_task(rank)
-        self._control = ControlChannel(client, future.run_id, task, self._receive, self._inbox.fail)
+        self._control = ControlChannel(client, submission.run_id, task, self._receive, self._inbox.fail)
         self._group = self._create_group(rows)
 
     def run(self) -> Iterator[pa.RecordBatch]:
@@ -166,9 +166,9 @@ class _TopologyMember:
         with self._control, ProgramReporter(control, self._program_report):
             coordinator = None
             if self._rank == 0:
-                levels = self._submitted.topology.tick_levels(self._submitted.conf)
-                coordinator = Coordinator(self._submitted.n_members, time.monotonic(), levels)
-                self._submit(ControlKind.STARTED, self._plan.control_task(0), self._submitted.n_members)
+                levels = self._submission.topology.tick_levels(self._submission.conf)
+                coordinator = Coordinator(self._submission.n_members, time.monotonic(), levels)
+                self._submit(ControlKind.STARTED, self._plan.control_task(0), self._submission.n_members)
             try:
                 self._group.start()
                 self._send(self._plan.control_task(0), ControlKind.READY)
@@ -185,7 +185,7 @@ class _TopologyMember:
             worker_ref.address,
             topology=self._plan.topology_name,
             worker_id=worker_ref.worker_id,
-            client_id=f"{self._submitted.run_id}-{self._rank}-{purpose}",
+            client_id=f"{self._submission.run_id}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,  # increases when Spark runs the stage again
             credentials=credentials(self._token_file, is_own=worker_ref.is_own),
             **session,
@@ -197,9 +197,9 @@ class _TopologyMember:
         return control_pb2.ReportProgramRequest(
             topology=plan.topology_name,
             expected_worker_id=plan.worker_refs[self._rank].worker_id,
-            program=f"{self._submitted.run_id}-{self._rank}",
+            program=f"{self._submission.run_id}-{self._rank}",
             assignment_version=plan.version,
-            components=component_statuses(self._submitted.topology, group.executors, plan.task_offset),
+            components=component_statuses(self._submission.topology, group.executors, plan.task_offset),
             metrics=metric_families(group.statistics(), group.heartbeats.last),
         )
 
@@ -215,17 +215,17 @@ class _TopologyMember:
                 control.wait_ready(START_SECONDS)
 
     def _create_group(self, rows: Iterator[pa.RecordBatch]) -> ExecutorGroup:
-        conf = dict(self._submitted.conf)
+        conf = dict(self._submission.conf)
         session = asdict(TopologySettings.from_conf(conf).session)
         if session["overflow"] is Overflow.FAIL:
             session["overflow"] = Overflow.BLOCK  # executors wait for free space, as in every runtime
-        if self._submitted.has_rows:
+        if self._submission.has_rows:
             conf[ROWS_KEY] = (rows, self._failed_rows, self._queue_dead_letter)
-        topology = self._submitted.topology
+        topology = self._submission.topology
         return ExecutorGroup(
             topology,
             self._plan.tasks_by_rank[self._rank],
-            topology_id=self._submitted.name,
+            topology_id=self._submission.name,
             conf=conf,
             link=Link(
                 self._create_client("tuples", **session),
@@ -238,7 +238,7 @@ class _TopologyMember:
         )
 
     def _queue_output(self, emitted: Sequence[EmittedTuples]) -> None:
-        included = list(filter(self._submitted.output.includes, emitted))
+        included = list(filter(self._submission.output.includes, emitted))
         if included:
             self._inbox.put_tuples(included)
 
@@ -262,11 +262,11 @@ class _TopologyMember:
         self._first_error = self._first_error or self._group.failure or error
 
     def _send(self, control_task: int, kind: ControlKind, *values: Any) -> None:
-        message = ControlMessage(self._submitted.run_id, self._plan.generation, self._rank, kind, values)
+        message = ControlMessage(self._submission.run_id, self._plan.generation, self._rank, kind, values)
         self._control.send(control_task, message)
 
     def _submit(self, kind: ControlKind, *values: Any) -> None:
-        if self._submitted.submitter is not None:
+        if self._submission.submitter is not None:
             self._send(SUBMITTER_TASK, kind, *values)
 
     def _send_report(self, wave: int) -> None:
@@ -299,7 +299,7 @@ class _TopologyMember:
         if order.kind is ControlKind.PROGRESS:
             self._submit(order.kind, *order.values)
             return
-        for rank in range(self._submitted.n_members):
+        for rank in range(self._submission.n_members):
             self._send(self._plan.control_task(rank), order.kind, *order.values)
 
     def _handle_order(self, message: ControlMessage) -> None:

@@ -146,7 +146,7 @@ def _check_admission(workers: Sequence[WorkerRef]) -> None:
     token_workers = [worker for worker in workers if worker.is_own and not worker.tls]
     if token_workers and others:
         raise ConfigError(
-            f"{token_workers[0].worker_id!r} was started for this run and takes its token only, which "
+            f"{token_workers[0].worker_id!r} was started for this run and accepts only its token, which "
             f"{others[0].worker_id!r} does not have: set TUPLEWIRE_ADDRESS for the driver and for all "
             "executors, or for none of them, or name workers"
         )

@@ -85,15 +85,15 @@ def submit_topology(
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
             worker = stack.enter_context(ensure_worker(address, str(host), name, token_file))
         has_rows = rows is not None
-        future = Submission(
+        submission = Submission(
             name, run_id, tracked, conf, size, output, tuple(workers), worker, has_rows=has_rows, token=token
         )
-        _check_picklable(future)
-        stage = input_frame.mapInArrow(future, output.stage_schema(), barrier=True)
+        _check_picklable(submission)
+        stage = input_frame.mapInArrow(submission, output.stage_schema(), barrier=True)
         checked = output.with_check(stage.repartition(size))  # see Output.with_check() for the shuffle
         # The checkpoint stores the rows, so that a use of the result does not run the topology again.
         run_job = partial(checked.localCheckpoint, eager=True)
-        running = SparkTopology(spark, future, run_job, stack.pop_all(), token_file)
+        running = SparkTopology(spark, submission, run_job, stack.pop_all(), token_file)
         if running.watch_command:
             logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
         return running
@@ -132,10 +132,10 @@ def run_topology(
         raise
 
 
-def _check_picklable(submitted: Submission) -> None:
+def _check_picklable(submission: Submission) -> None:
     from pyspark import cloudpickle
 
-    for component in submitted.topology.components.values():
+    for component in submission.topology.components.values():
         try:
             cloudpickle.dumps(component)  # type: ignore[no-untyped-call]
         except Exception as error:

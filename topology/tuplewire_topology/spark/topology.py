@@ -85,20 +85,20 @@ class SparkTopology:
     def __init__(
         self,
         spark: SparkSession,
-        submitted: Submission,
+        submission: Submission,
         run_job: Callable[[], DataFrame],
         stack: ExitStack,
         token_file: Path,
     ) -> None:
         # `run_job` runs the job, and returns its rows. `stack` is closed at the end of the job.
-        self.name = submitted.name
+        self.name = submission.name
         self.job_group = f"tuplewire-{uuid.uuid4().hex}"
         self._spark = spark
         self._run_job = run_job
         self._result: DataFrame | None = None
         self._error: BaseException | None = None
         self._job_done = threading.Event()
-        self._submitted = submitted
+        self._submission = submission
         self._stack = stack
         self._condition = threading.Condition()
         self._progress = TopologyProgress()
@@ -115,7 +115,7 @@ class SparkTopology:
         self._active = True
         self._control: ControlChannel | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
-        submitter = submitted.submitter
+        submitter = submission.submitter
         self._receives_control = submitter is not None
         if submitter is not None:
             access = credentials(token_file, is_own=submitter.is_own)
@@ -124,12 +124,12 @@ class SparkTopology:
                 submitter.address,
                 topology=submitter.topology_name,
                 worker_id=submitter.worker_id,
-                client_id=f"{submitted.run_id}-submitter",
+                client_id=f"{submission.run_id}-submitter",
                 credentials=access,
             )
             callbacks = self._receive, self._on_control_failure
             control = ControlChannel(
-                client, submitted.run_id, SUBMITTER_TASK, *callbacks, waits_for_task=True
+                client, submission.run_id, SUBMITTER_TASK, *callbacks, waits_for_task=True
             )
             self._control = stack.enter_context(control)
         inheritable_thread(spark, self._main).start()
@@ -214,7 +214,7 @@ class SparkTopology:
         if not self.wait(timeout):
             raise WaitTimeoutError(f"topology {self.name!r} has not ended after {timeout:g} s; it continues")
         if self._result is not None:
-            frames = self._submitted.output.frames(self._result)
+            frames = self._submission.output.frames(self._result)
             letters = frames.pop(DEAD_LETTERS, None)
             return TopologyResult(frames, *collect_reports(self._result), letters)
         failure = decode_failure(str(self._error), self.name)
@@ -264,8 +264,8 @@ class SparkTopology:
         if self._coordinator is not None and self._control is not None:
             generation, control_task = self._coordinator
             values = (self._active, self._stop_keeps_output)
-            message = ControlMessage(self._submitted.run_id, generation, SUBMITTER, ControlKind.STATE, values)
-            self._control.send(control_task, message)
+            state = ControlMessage(self._submission.run_id, generation, SUBMITTER, ControlKind.STATE, values)
+            self._control.send(control_task, state)
 
     # --- the job ------------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class SparkTopology:
             return
         with self._condition:  # unread messages would remain at the worker
             self._condition.wait_for(
-                lambda: len(self._closed_ranks) == self._submitted.n_members or not self._receives_control,
+                lambda: len(self._closed_ranks) == self._submission.n_members or not self._receives_control,
                 _LAST_MESSAGE_SECONDS,
             )
 
