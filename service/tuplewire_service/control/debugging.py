@@ -92,8 +92,8 @@ def _router_state(worker: Worker) -> dict[str, Any]:
         "router": repr(router),
         "waits_for": worker.waits_for,
         "move_count": router.move_count,
-        "blocked": [{"task": task, "worker": where} for task, where in router.connections.blocked_tasks()],
-        "exhausted_tasks": sorted(worker.servers.tasks_without_credit()),
+        "blocked": [{"task": task, "worker": place} for task, place in router.connections.blocked_tasks()],
+        "tasks_without_credit": sorted(worker.servers.tasks_without_credit()),
         "waiting": router.queues.queued_by_task(),
         "unreleased": [
             {"worker": peer.worker_id, "messages": sum(messages_by_entry.values())}

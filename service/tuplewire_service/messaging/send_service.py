@@ -250,7 +250,7 @@ class SendService(StreamService):
     async def _serve_stream(self, session: Session, stream: SenderStream) -> None:
         """Read to the end, and write until all messages are sent."""
         # The ways in which a stream ends:
-        # 1. The sender says goodbye, or closes its side: the last acknowledgement is written.
+        # 1. The sender sends a goodbye, or closes its side: the last acknowledgement is written.
         # 2. A drain: the sender closes its side in time. A sender that waits for releases gets them first.
         # 3. A drain, and the sender continues: stop_reading() ends the read, the rest is sent, then an error.
         # 4. stream.end(): another stream has the session now, or the admission was withdrawn.

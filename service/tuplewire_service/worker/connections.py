@@ -187,18 +187,18 @@ class Connections:
             session = connection.session
             yield peer, session.worker_incarnation, session.last_unreleased_sequences()
 
-    def find_ended_peers(self, departed: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
+    def find_ended_peers(self, departed: Container[int], old_owners: Container[Peer]) -> dict[Peer, set[int]]:
         """Return unreachable peers from which pending messages must be reclaimed, with the tasks of these.
 
-        `departed` are workers that shut down cleanly. `former` are previous owners of moved tasks; they
-        count if they hold no message of this worker.
+        `departed`: workers that shut down cleanly. `old_owners`: previous owners of moved tasks, which count
+        if they hold no message of this worker.
         """
         found: dict[Peer, set[int]] = {}
         for peer, connection in self._connections.items():
             if not self.is_connected(peer):
                 session = connection.session
                 keys, drained = session.last_unreleased_sequences(), session.worker_incarnation in departed
-                if keys and (drained or (peer in former and session.all_written_released)):
+                if keys and (drained or (peer in old_owners and session.all_written_released)):
                     found[peer] = {task for task, _ in keys}
         return found
 

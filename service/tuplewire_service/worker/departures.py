@@ -83,7 +83,7 @@ class Departures:
             if each.incarnation not in self._known:
                 new = pb.Departure()
                 new.CopyFrom(each)
-                new.ClearField("sink_epochs")
+                new.ClearField("sink_epochs")  # only their own worker reports them
                 self.add(new)
                 added.append(new)
         return added

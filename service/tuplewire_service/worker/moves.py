@@ -156,7 +156,7 @@ class Moves:
 
     successors: Successors
     get_connection: Callable[[Peer], SendingEnd | None]
-    is_settled: Callable[[int], bool]
+    matches_assignment: Callable[[int], bool]
     """Returns False while a task leaves its local queue, or was opened early; new messages follow through it
     without waiting.
     """
@@ -184,7 +184,7 @@ class Moves:
         for task in self.filter_moving(tasks):
             move = self.by_task[task]
             owner = owners.get(task)
-            if owner is not None and self.is_settled(task):
+            if owner is not None and self.matches_assignment(task):
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
     def destination_of(
@@ -200,14 +200,14 @@ class Moves:
         3. The task does not move: no order is required.
         """
         own_number = self.successors.own_number
-        entered = entry_worker_of(group, inbound, own_number)
-        successor = self.successors.by_task.pop((group.task, entered), None)
+        worker = entry_worker_of(group, inbound, own_number)
+        successor = self.successors.by_task.pop((group.task, worker), None)
         # 1. Only one message: later ones follow it, or wait for it.
         if successor is not None and (peer := Peer(successor.worker_id, successor.address)) != owner:
             target = self.get_connection(peer)
-            way = None if owner is None else self.get_connection(owner)
+            current = None if owner is None else self.get_connection(owner)
             # If earlier messages are in flight to the owner, this one must follow them there.
-            if target is not None and (way is None or not _is_behind(group, way, entered, own_number)):
+            if target is not None and (current is None or not _is_behind(group, current, worker, own_number)):
                 self.add_old_route(group.task, peer, target)
                 target.ack_handler.watch_releases([group.task])
                 self.by_task[group.task].own_messages_follow = True

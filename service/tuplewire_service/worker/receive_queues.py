@@ -132,7 +132,7 @@ class ReceiveQueues:
                     self._common_start = max(self._common_start, forgotten)
         return groups
 
-    def is_settled(self, task: int) -> bool:
+    def matches_assignment(self, task: int) -> bool:
         """Return True unless a removed task still has its queue, or a task was opened early."""
         return task not in self._early_tasks and task not in self._leaving
 

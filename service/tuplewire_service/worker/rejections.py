@@ -116,7 +116,7 @@ class Rejections:
     waiting_copies: list[RejectedCopy] = field(default_factory=list)
     _blocked_queues: dict[int, TaskQueue] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
-    _space_by_task: dict[int, CopyUsage] = field(default_factory=dict)
+    _usage_by_task: dict[int, CopyUsage] = field(default_factory=dict)
     _timer: asyncio.TimerHandle | None = None
     _log_rate: LogRateLimiter = field(default_factory=LogRateLimiter)
     sender_id = "rejected"
@@ -163,14 +163,14 @@ class Rejections:
             queue.blocked_until = max(queue.blocked_until, due)
             return None
         # 4. Later messages are delivered in the meantime.
-        space = self._store_copy(copy, drop_reason, due)
+        usage = self._store_copy(copy, drop_reason, due)
         done = _settle(log, rejection)
         is_own_copy = done.inbound is self or getattr(done.inbound, "origin", None) is self
         already_counted = is_own_copy and copy.task == group.task  # it already occupies space
         # 5. Not during a move: it waits until all of the task's messages are released.
-        if space.is_full and not (already_counted or queue.is_leaving or self.ignore_delays):
-            space.deferred_releases.append((done.inbound, task, done.messages, done.size_bytes))
-            done = replace(done, inbound=space)
+        if usage.is_full and not (already_counted or queue.is_leaving or self.ignore_delays):
+            usage.deferred_releases.append((done.inbound, task, done.messages, done.size_bytes))
+            done = replace(done, inbound=usage)
         return done
 
     def _copy_of(self, group: TaskGroup, rejection: Rejection) -> tuple[TaskGroup | None, DropReason | None]:
@@ -208,41 +208,41 @@ class Rejections:
             self.schedule(now)
 
     def _store_copy(self, copy: TaskGroup, drop_reason: DropReason | None, due: float) -> CopyUsage:
-        """Store a copy as this worker's own message; return the space accounting of its task."""
+        """Store a copy as this worker's own message; return the usage of its task."""
         local_copy = copy.without_routing()
         heapq.heappush(self.waiting_copies, RejectedCopy(due, next(self._numbers), local_copy, drop_reason))
-        space = self._space_by_task.setdefault(local_copy.task, CopyUsage())
-        space.messages += 1
-        space.size_bytes += local_copy.size_bytes
-        space.is_full |= self._usage_ratio(space) >= 1
-        return space
+        usage = self._usage_by_task.setdefault(local_copy.task, CopyUsage())
+        usage.messages += 1
+        usage.size_bytes += local_copy.size_bytes
+        usage.is_full |= self._usage_ratio(usage) >= 1
+        return usage
 
-    def _usage_ratio(self, space: CopyUsage) -> float:
+    def _usage_ratio(self, usage: CopyUsage) -> float:
         """Return the used share of the space for the copies of a task; 1 or more is full."""
-        limits, size_bytes = self.settings, space.size_bytes + _COPY_OVERHEAD_BYTES * space.messages
-        return max(space.messages / limits.receive_queue_messages, size_bytes / limits.receive_queue_bytes)
+        limits, size_bytes = self.settings, usage.size_bytes + _COPY_OVERHEAD_BYTES * usage.messages
+        return max(usage.messages / limits.receive_queue_messages, size_bytes / limits.receive_queue_bytes)
 
     def is_full(self, task: int) -> bool:
         """Return True if there is no space for copies of a task. May be called from any thread."""
-        space = self._space_by_task.get(task)
-        return space is not None and space.is_full
+        usage = self._usage_by_task.get(task)
+        return usage is not None and usage.is_full
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""
-        space = self._space_by_task[task]
-        space.messages -= messages
-        space.size_bytes -= size_bytes
-        if space.is_full and self._usage_ratio(space) <= _LOW_WATERMARK:
-            space.is_full = False
-            space.release_originals()
-        if not space.messages:
-            del self._space_by_task[task]
+        usage = self._usage_by_task[task]
+        usage.messages -= messages
+        usage.size_bytes -= size_bytes
+        if usage.is_full and self._usage_ratio(usage) <= _LOW_WATERMARK:
+            usage.is_full = False
+            usage.release_originals()
+        if not usage.messages:
+            del self._usage_by_task[task]
 
     def release_originals(self, task: int | None = None) -> None:
         """Release the rejected messages of a task that moves away to their senders; None: of all tasks."""
         # Of all tasks, because copies for the dead-letter task come from several tasks.
-        for space in list(self._space_by_task.values()):
-            space.release_originals(task)
+        for usage in list(self._usage_by_task.values()):
+            usage.release_originals(task)
 
     def send_immediately(self) -> None:
         """Stop waiting for delays and space, because the worker drains."""

@@ -61,7 +61,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     ) -> None:
         """On a departure report, call `on_departures(reported, new)`; the new ones are without sinks."""
         self.table, self.newest_peer_version = RoutingTable(settings.worker_id), 0
-        """The routes, and the newest assignment version that other workers have reported in a frame."""
+        """The owners of tasks, and the newest assignment version that another worker has reported."""
         self._settings = settings
         self.observer = observer
         self._ledger = Ledger()
@@ -92,7 +92,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         )
         self.connections = Connections(context, settings.topology, events, self._on_returned)
         successors = Successors(self.own_number, incarnation)
-        self._moves = Moves(successors, self.connections.get, self.queues.is_settled, clock)
+        self._moves = Moves(successors, self.connections.get, self.queues.matches_assignment, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """
         if not assignment.replaces(self.table.assignment, self._settings.topology, force=force):
             return False
-        self._transfer.send_all()  # send by the old routes
+        self._transfer.send_all()  # to the owners of the old assignment
         previous_owners = self.table.other_owners
         self.table.replace(assignment)
         self._dead_peers.difference_update(worker.peer for worker in assignment.workers)
@@ -130,8 +130,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.changed.set()
         counts = {"local_tasks": len(self.table.local_tasks), "peers": len(self.table.other_owners)}
         logger.info("assignment.changed", extra={"version": assignment.version, **counts})
-        if (letter := self._settings.dead_letter_task) is not None and letter not in self.table.owner_by_task:
-            logger.warning("dead_letter_task.not_assigned", extra={"task": letter})
+        if (task := self._settings.dead_letter_task) is not None and task not in self.table.owner_by_task:
+            logger.warning("dead_letter_task.not_assigned", extra={"task": task})
         return True
 
     def _begin_moves(self, previous_owners: Iterable[AssignedWorker], removed_tasks: Iterable[int]) -> None:
@@ -172,7 +172,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _reclaim_from_departed(self) -> None:
         """Reroute messages that departed workers had not accepted, after those that they had forwarded."""
-        self._transfer.send_all()  # send by the old routes
+        self._transfer.send_all()  # before the connections are replaced
         ended = self.connections.find_ended_peers(self.departures, self._moves.previous_owners())
         for peer, tasks in ended.items():
             self._hold_behind_old_route(peer, tuple(tasks))
@@ -224,7 +224,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def recv(self, batch: ReceivedBatch) -> None:
         """Route a batch to local queues or the transfer queue, or refuse its messages.
 
-        1. A program routes a task of another worker by an old assignment: refused.
+        1. A program sends to a task of another worker by an old assignment: refused.
         2. Workers forward the messages in a cycle: refused.
         3. No worker holds the task of a program's messages: refused. Otherwise they get entry sequences.
         4. The sending worker has a newer assignment: the task counts as local until the assignment arrives.
@@ -271,7 +271,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Accept a task of this worker before the assignment that names it arrives."""
         if not self.queues.open_early(task):
             return
-        self._transfer.send_all()  # send by the old routes
+        self._transfer.send_all()  # to the known owner, before the move starts
         self._moves.get_or_start(task)
         if (owner := self.table.owner_by_task.get(task)) is not None:
             self._hold_behind_old_route(owner.peer, [task])

@@ -102,7 +102,7 @@ class RoutingTable:
         return TaskNotLocalError(detail, owner.address, owner.worker_id)
 
     def stale_error(self, task: int, version: int) -> RefusedError:
-        """Return the error for a program that routes a task by an old assignment."""
+        """Return the error for a program that sends to a task by an old assignment."""
         owner = self.owner_by_task[task]
         return StaleAssignmentError(
             f"task {task} has moved to worker {owner.worker_id} at {owner.address} since assignment version "

@@ -39,7 +39,7 @@ class Servers:
     own_program_context: StreamedContext | None
     topology: str
     all_servers: list[StreamedServer[Any]] = field(default_factory=list)
-    exhausted_by_server: list[Counter[int]] = field(default_factory=list)
+    blocked_by_server: list[Counter[int]] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
     """Every address at which programs are served."""
     peer_addresses: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Servers:
         # bind() waits for the messaging loop, so it must not run on it.
         server = await asyncio.to_thread(context.bind, self.topology, port, callback)
         self.all_servers.append(server)
-        self.exhausted_by_server.append(server.send_service.tasks_without_credit)
+        self.blocked_by_server.append(server.send_service.tasks_without_credit)
         return list(server.addresses)
 
     async def set_accepted_peers(self, intake: AcceptedPeers) -> None:
@@ -69,7 +69,7 @@ class Servers:
 
     def tasks_without_credit(self) -> set[int]:
         """Return the tasks for which a sender has used up its window."""
-        return set().union(*self.exhausted_by_server)
+        return set().union(*self.blocked_by_server)
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""

@@ -139,12 +139,12 @@ class Taps:
 
     def close_tap(self, tap: Tap) -> None:
         """End a tap."""
-        if tap in self.open_taps:
+        if tap in self.open_taps:  # a failed one was removed before
             self.open_taps.remove(tap)
         self._closed_counts.shown_messages += tap.shown_messages
         self._closed_counts.omitted_messages += tap.omitted_messages
 
-    def offer(self, batch: ReceivedBatch, location_of: Callable[[int], str]) -> None:
+    def offer(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
         """Copy a routed batch, without refused messages, to the taps. Raises nothing, even if a tap fails."""
         refused = {id(group) for group, _ in batch.refusals}
         groups: Sequence[TaskGroup] = [group for group in batch.groups if id(group) not in refused]
@@ -152,7 +152,7 @@ class Taps:
             try:
                 for group in groups:
                     if not tap.tasks or group.task in tap.tasks:
-                        tap.offer(group, batch, location_of(group.task))
+                        tap.offer(group, batch, place_of(group.task))
             except Exception:
                 logger.exception("tap.failed")
                 self.open_taps.remove(tap)

@@ -108,10 +108,10 @@ class BlockingTimes:
 
     def retain_only(self, tasks: Container[int], places: Container[str]) -> None:
         """Forget all pairs except of these tasks and places; the common number stays."""
-        self._is_removed = lambda task, where: task not in tasks or where not in places
+        self._is_removed = lambda task, place: task not in tasks or place not in places
         for pair in [each for each in self.seconds if each != (OTHER, OTHER)]:
-            task, where = pair
-            if self._is_removed(int(task), where):
+            task, place = pair
+            if self._is_removed(int(task), place):
                 del self.seconds[pair]
 
 
@@ -182,17 +182,17 @@ class Timekeeper:
     def record_wait(self, start: float, end: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.set_wait_listener()."""
         pressure, servers = self._router.pressure, self._servers
-        blocked = pressure.waiting_flows or pressure.blocked_connections or any(servers.exhausted_by_server)
+        blocked = pressure.waiting_flows or pressure.blocked_connections or any(servers.blocked_by_server)
         if not blocked:  # nearly always
             self._states.idle_seconds += end - start
             return
         # Of each server, the task for which a sender has lacked credit longest; it is the first one.
-        longest = [next(iter(tasks)) for tasks in servers.exhausted_by_server if tasks]
-        here = {self._router.place_of(task) == LOCAL for task in longest}
+        longest = [next(iter(tasks)) for tasks in servers.blocked_by_server if tasks]
+        local = {self._router.place_of(task) == LOCAL for task in longest}
         # Programs also send messages for tasks of other workers through this one.
-        there = False in here or pressure.waiting_flows > 0
-        then = pressure.paused_since
-        self._states.record_wait(start, end, local_full=True in here, remote_full=there, blocked_since=then)
+        other = False in local or pressure.waiting_flows > 0
+        since = pressure.paused_since
+        self._states.record_wait(start, end, local_full=True in local, remote_full=other, blocked_since=since)
 
     def on_assignment(self, assignment: Assignment) -> None:
         """Forget the blocking times of tasks and workers outside the assignment."""
@@ -230,8 +230,8 @@ class Timekeeper:
         status.state_seconds.update(totals.state_seconds)
         status.recent.CopyFrom(pb.RecentCounts(state_seconds=recent.state_seconds, **recent.counts))
         status.recent.interval_seconds = recent.seconds
-        lately = recent.blocking_seconds
-        blocking = ((lately.get(at, 0.0), took, *at) for at, took in totals.blocking_seconds.items())
+        by_place = recent.blocking_seconds
+        blocking = ((by_place.get(at, 0.0), took, *at) for at, took in totals.blocking_seconds.items())
         for recently, took, task, place in sorted(blocking, reverse=True):
             status.blocking.add(task=task, place=place, seconds=took, recent_seconds=recently)
         status.queue_wait.CopyFrom(_latency(self._router.queues.queue_wait))

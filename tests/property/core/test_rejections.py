@@ -177,9 +177,9 @@ class Scene:
         for state in self.session._tasks.values():
             assert len(state.rejections) <= PREFETCH
         # Each copy over the limit delays the release of one message to its sender.
-        for room in self.shell._space_by_task.values():
-            assert room.messages < self.most + len(room.deferred_releases)
-            assert room.is_full or not room.deferred_releases
+        for usage in self.shell._usage_by_task.values():
+            assert usage.messages < self.most + len(usage.deferred_releases)
+            assert usage.is_full or not usage.deferred_releases
 
     def progress(self) -> tuple[Any, ...]:
         """Return the counts that change while anything moves."""
@@ -238,7 +238,7 @@ def test_rejected_messages_come_again_or_become_letters(
             scene.adds_up()
         standing = standing + 1 if scene.progress() == before else 0
     letters = scene.letters()
-    full = any(room.is_full for room in scene.shell._space_by_task.values())
+    full = any(usage.is_full for usage in scene.shell._usage_by_task.values())
     waiting = sum(1 for times in scene.rejections.values() if times) if full else 0
     assert sum(scene.sender.messages.values()) >= total - waiting
     scene.read_letters()
