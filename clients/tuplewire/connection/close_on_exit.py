@@ -49,10 +49,10 @@ def _on_collected(sender: SendingEnd, pid: int) -> None:
     _warn(sender, "was dropped")
 
 
-def _warn(sender: SendingEnd, what: str) -> None:
+def _warn(sender: SendingEnd, ending: str) -> None:
     messages = counted(sender.buffer.pending_messages, "message")
     warnings.warn(
-        f"a client of {sender.address} {what} without close(), with {messages} not acknowledged yet; "
+        f"a client of {sender.address} {ending} without close(), with {messages} not acknowledged yet; "
         "call close(), or use it in a `with` block",
         ResourceWarning,
         stacklevel=3,

@@ -138,7 +138,7 @@ class ConsumingEnd(ReconnectingSession):
         self._ack_count = self._confirmed_acks = 0
         """The number of acknowledgements, and the number that the worker has certainly received."""
         self._goodbye_sent = False
-        self._may_retry = inbox.admitted
+        self._was_admitted = inbox.admitted
         self._requested_at = -math.inf
         """The time of the subscribe request without an answer, if there is one."""
 
@@ -286,8 +286,7 @@ class ConsumingEnd(ReconnectingSession):
                 cursors = self.session.take_changed_cursors()
                 more = bool(self.session.changed_tasks)
             if cursors:
-                progress = pb.Progress(tasks=cursors)
-                await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
+                await stream.write(pb.RecvRequest(progress=pb.Progress(tasks=cursors)).SerializeToString())
             # Rejections beyond the limit of one request follow in the next one.
             if more:
                 self._write_event.set()

@@ -257,7 +257,7 @@ class Receiver(Inbox):
     def _start_search(self, refused_by: str | None) -> None:
         """Find the workers of the tasks that have no stream, or a broken one.
 
-        refused_by: the address of a worker that refused a stream, or has moved its tasks. It is asked first.
+        refused_by: the address of a worker that refused a stream, or has moved its tasks; queried first.
         """
         self._refusing_address = refused_by or self._refusing_address
         done = self._search_task is None or self._search_task.done()
@@ -277,7 +277,7 @@ class Receiver(Inbox):
             except TuplewireError:
                 continue  # its log entries have the reasons
             if not self.connected:
-                await self._move_tasks(connections)
+                await self._assign_to_streams(connections)
 
     async def workers_of(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         """Return the tasks at each worker, without unknown ones, by the last assignment.
@@ -315,8 +315,8 @@ class Receiver(Inbox):
             return
         raise problems[0]
 
-    async def _move_tasks(self, connections: WorkerConnections) -> None:
-        """Move tasks to streams to their owners. Tasks with a connected stream stay there."""
+    async def _assign_to_streams(self, connections: WorkerConnections) -> None:
+        """Assign tasks to streams to their owners. Tasks with a connected stream stay there."""
         # At every await each task is in a stream or in `_tasks_without_stream`: a fork may cancel this.
         # An opening stream stays, too: its worker would mark the first messages as redelivered.
         broken = [each for each in self._streams if not (each.connected or each.opening)]

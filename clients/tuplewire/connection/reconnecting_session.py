@@ -79,8 +79,8 @@ class ReconnectingSession(ABC):
         self._open_stream = open_stream
         self.is_closed = False
         """True if no further stream must be opened."""
-        self._may_retry = False
-        """True if refused credentials are retried, because the worker accepted them before."""
+        self._was_admitted = False
+        """True if a worker has accepted the credentials before: they are retried if it refuses them later."""
         self._last_problem = "no answer yet"
         self._run_task: asyncio.Task[None] | None = None
         self._warning_timer: asyncio.TimerHandle | None = None
@@ -192,7 +192,7 @@ class ReconnectingSession(ABC):
     def _is_retryable(self, error: TuplewireError) -> bool:
         # Refused credentials are final only before the first admission; see CREDENTIAL_REFUSALS.
         if isinstance(error, RefusedError):
-            return error.code not in FINAL_CODES or (error.code in CREDENTIAL_REFUSALS and self._may_retry)
+            return error.code not in FINAL_CODES or (error.code in CREDENTIAL_REFUSALS and self._was_admitted)
         return isinstance(error, UnreachableError)
 
     async def _open_and_run(self, backoff: Backoff) -> None:
@@ -202,7 +202,7 @@ class ReconnectingSession(ABC):
                 try:
                     await self._open(stream)
                     backoff.reset()
-                    self._may_retry = True
+                    self._was_admitted = True
                     self._cancel_warning()
                     await self._run_stream(stream)
                 except DecodeError as error:

@@ -124,16 +124,16 @@ class Registry:
             if isinstance(answer, TuplewireError):
                 self._apply_no_answer(address, listed.get(address), str(answer), now)
                 continue
-            status, theirs = answer
+            status, reported = answer
             self._apply_status(address, listed.get(address), status, now)
-            if theirs is None or theirs.topology != self.topology or theirs in self._issued:
+            if reported is None or reported.topology != self.topology or reported in self._issued:
                 continue
             known = self._members.get(address)
-            if not self._adopt_spout_switch(theirs) and known is not None and known.accepted_version:
-                self._mark_superseded(known, theirs.version)  # the worker had this program's version before
-            if theirs.version > self._foreign_version:
-                foreign = theirs
-                self._foreign_version = theirs.version
+            if not self._adopt_spout_switch(reported) and known is not None and known.accepted_version:
+                self._mark_superseded(known, reported.version)  # the worker had this program's version before
+            if reported.version > self._foreign_version:
+                foreign = reported
+                self._foreign_version = reported.version
         # A program that has issued no version yet adopts the assignment of the one before it.
         if foreign is not None and not self.version:
             self._adopt(foreign, listed, now)
@@ -238,17 +238,17 @@ class Registry:
             if task in self.tasks
         }
 
-    def _adopt_spout_switch(self, theirs: control_pb2.Assignment) -> bool:
+    def _adopt_spout_switch(self, reported: control_pb2.Assignment) -> bool:
         """Take over an assignment that only activates or deactivates the spouts; False for any other.
 
         It may be based on an earlier assignment than the current one, or have the same version as a new one.
         decide() then issues a version above both.
         """
-        is_known = any(list(known.workers) == list(theirs.workers) for known in self._issued)
-        if not is_known or theirs.inactive == self.spouts_inactive:
+        is_known = any(list(known.workers) == list(reported.workers) for known in self._issued)
+        if not is_known or reported.inactive == self.spouts_inactive:
             return False
-        self.spouts_inactive = theirs.inactive
-        self._issued.append(theirs)
+        self.spouts_inactive = reported.inactive
+        self._issued.append(reported)
         return True
 
     def _mark_superseded(self, member: _Member, version: int) -> None:
@@ -271,19 +271,19 @@ class Registry:
             return None
         if candidates:
             staying = {each.address for each in members if not each.is_leaving}
-            held = {task: address for task, address in self._worker_of.items() if address in staying}
-            held = fill(self.tasks, candidates, held)
+            placed = {task: address for task, address in self._worker_of.items() if address in staying}
+            placed = fill(self.tasks, candidates, placed)
             # Move for balance only if all workers have the current assignment, and not in the same step as
             # tasks of leaving workers.
             if self._is_distributed():
                 if not self._is_moving():
                     self._recently_moved.clear()
-                if held == self._worker_of:
-                    held = rebalance(self.tasks, candidates, held, self._recently_moved)
+                if placed == self._worker_of:
+                    placed = rebalance(self.tasks, candidates, placed, self._recently_moved)
             self._recently_moved |= {
-                task for task, address in held.items() if self._worker_of.get(task, address) != address
+                task for task, address in placed.items() if self._worker_of.get(task, address) != address
             }
-            self._worker_of = held
+            self._worker_of = placed
         workers, known = self._build_workers(), self.current
         fits = known is not None and (list(known.workers), known.inactive) == (workers, self.spouts_inactive)
         # A version of another program that is not lower also needs a new one: workers refuse older versions.
