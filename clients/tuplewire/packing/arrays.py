@@ -69,5 +69,5 @@ def _items(text: Any, shape: list[Any], data: Any) -> np.ndarray[Any, Any]:
     if dtype.kind == "b" and (flat.view(np.uint8) > 1).any():
         raise ValueError("a numpy bool is neither 0 nor 1")
     if dtype.kind == "U" and (flat.view(dtype.str[0] + "u4") > 0x10FFFF).any():
-        raise ValueError("a numpy text has a character outside Unicode")
+        raise ValueError("a string of a numpy array has a character outside Unicode")
     return flat.reshape(shape)

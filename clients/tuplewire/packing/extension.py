@@ -126,7 +126,7 @@ def _unpack(form: Struct, content: bytes) -> tuple[Any, ...]:
     try:
         return form.unpack(content)
     except error as cause:
-        raise ValueError(f"{len(content)} bytes where {form.size} are wanted") from cause
+        raise ValueError(f"{len(content)} bytes where {form.size} are expected") from cause
 
 
 SIMPLE_EXTENSIONS = (

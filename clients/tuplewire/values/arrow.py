@@ -63,14 +63,14 @@ def groups_from_arrow(
     return groups
 
 
-def runs_by_task(tasks: pa.Array, count: int, what: str) -> tuple[pa.Array, list[tuple[int, int, int]]]:
+def runs_by_task(tasks: pa.Array, count: int, noun: str) -> tuple[pa.Array, list[tuple[int, int, int]]]:
     """Return the order of rows by task, and for each task its first row in this order and its rows.
 
-    Rows to one task stay in order. Raises as groups_from_arrow(); errors call the other values `what`.
+    Rows to one task stay in order. Raises as groups_from_arrow(); errors call the other values `noun`.
     """
     tasks = flat_column(tasks, "task")
     if len(tasks) != count:
-        raise MalformedError(f"{len(tasks)} tasks and {count} {what}: the columns differ in length")
+        raise MalformedError(f"{len(tasks)} tasks and {count} {noun}: the columns differ in length")
     if not count:
         return pa.nulls(0, pa.int64()), []
     if not pa.types.is_integer(tasks.type) or tasks.null_count:
@@ -127,9 +127,9 @@ def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tup
     return keys, pa.array([list(pairs) or None for _, pairs in read], HEADERS).take(entries.indices)
 
 
-def _binary_array(lengths: bytes, data: bytes, what: str) -> pa.Array:
+def _binary_array(lengths: bytes, data: bytes, noun: str) -> pa.Array:
     if len(data) >= 2**31:
-        raise MalformedError(f"{len(data)} bytes of {what} are too many for one Arrow batch; slice it first")
+        raise MalformedError(f"{len(data)} bytes of {noun} are too many for one Arrow batch; slice it first")
     count = len(lengths) // 4
     sizes = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(bytes(4) + lengths)])
     offsets = pc.cumulative_sum(sizes)

@@ -230,7 +230,7 @@ class TaskGroup:
             )
         if (total := sum(self.header_sizes())) != len(self.header_data):
             raise MalformedError(
-                f"a group to task {self.task} says {total} bytes of headers and holds {len(self.header_data)}"
+                f"{len(self.header_data)} bytes of headers to task {self.task}, but lengths for {total}"
             )
 
     def __len__(self) -> int:

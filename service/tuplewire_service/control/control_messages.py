@@ -21,7 +21,7 @@ _Name = TypeVar("_Name", bound=Hashable)
 def unique(names: Sequence[_Name], noun: str) -> list[_Name]:
     """Return each name once, in order. Raises MalformedError if there are too many; `noun` describes them."""
     if len(names) > MAX_NAMES:
-        raise MalformedError(f"{len(names)} {noun} in a request, and {MAX_NAMES} are allowed: ask in parts")
+        raise MalformedError(f"{len(names)} {noun} in a request, and {MAX_NAMES} are allowed: split it")
     return list(dict.fromkeys(names))
 
 

@@ -167,7 +167,8 @@ class StreamService:
         """Raise RefusedError for another protocol or topology, or a peer that expects another worker."""
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
-                f"this worker speaks protocol {PROTOCOL_VERSION}, the {peer} {hello.protocol_version}"
+                f"this worker uses protocol {PROTOCOL_VERSION}, the {peer} {hello.protocol_version}: "
+                "bring both to one release"
             )
         check_receiver(self.settings.worker_id, self.topology, peer, hello)
 

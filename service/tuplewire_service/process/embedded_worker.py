@@ -76,7 +76,7 @@ class EmbeddedWorker:
         dropped = self._loop.run(self._worker.drain(timeout)).dropped
         if reasons := {reason: count for reason, count in dropped.items() if count}:
             extra = {"worker": self.peer.worker_id, "messages_by_reason": reasons}
-            logger.warning("worker.dropped_messages", extra=extra)
+            logger.warning("worker.messages_dropped", extra=extra)
         self._end()
 
     def _end(self) -> None:

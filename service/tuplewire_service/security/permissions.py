@@ -88,7 +88,7 @@ def read_rules(path: Path) -> tuple[PermissionRule, ...]:
     tables = content.get("client", [])
     if unknown or not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         raise ConfigError(
-            f"the permissions file {path} has tables [[client]] and nothing else"
+            f"the permissions file {path} can only have [[client]] tables"
             + (f", not {', '.join(unknown)}" if unknown else "")
         )
     rules = []

@@ -197,12 +197,12 @@ class FaultProxy:
         host, _, port = self.target.rpartition(":")
         return await asyncio.open_connection(host, int(port))
 
-    async def _forward(self, direction: Direction, held: _ChunkQueue, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, direction: Direction, chunks: _ChunkQueue, writer: asyncio.StreamWriter) -> None:
         """Forward one direction, and then the close. Raises ConnectionResetError if the close is a reset."""
         unsent: bytes | None = b""
         while True:
             if not unsent:
-                arrived_at, unsent = await held.get()
+                arrived_at, unsent = await chunks.get()
             await self._wait_until_due(direction, arrived_at)
             if not unsent:  # the end of the stream
                 break
@@ -263,14 +263,14 @@ class FaultProxy:
         await asyncio.sleep(0)  # the last reset connections close in the next turn of the loop
 
 
-async def _receive(reader: asyncio.StreamReader, held: _ChunkQueue) -> None:
+async def _receive(reader: asyncio.StreamReader, chunks: _ChunkQueue) -> None:
     data: bytes | None = b"-"
     while data:
         try:
             data = await reader.read(_CHUNK_BYTES)
         except OSError:
             data = None  # a reset, which is forwarded as a reset
-        await held.put((asyncio.get_running_loop().time(), data))
+        await chunks.put((asyncio.get_running_loop().time(), data))
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

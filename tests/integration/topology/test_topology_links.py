@@ -177,7 +177,7 @@ def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     with hosted(topology, [2], [1]) as (here, _):
         here.link.send([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])])
         eventually(lambda: here.handle.ledger().accepted == 3, SECONDS)
-    told = [each["messages_by_reason"] for each in logged(caplog, "worker.dropped_messages")]
+    told = [each["messages_by_reason"] for each in logged(caplog, "worker.messages_dropped")]
     assert told == [{"shutdown": 2}, {"shutdown": 1}]
 
 

@@ -159,5 +159,5 @@ def test_work_is_bounded(plane: WorkerRuntime, method: MethodDescriptor, distinc
 )
 def test_too_many_names_are_refused(plane: WorkerRuntime, name: str, request_: Message) -> None:
     """The error contains the allowed number of names."""
-    with pytest.raises(MessageError, match="100000 are allowed: ask in parts"):
+    with pytest.raises(MessageError, match="100000 are allowed: split it"):
         plane.loop.run(called(plane, name)(request_, Caller()), 60)

@@ -321,10 +321,10 @@ def test_groups_with_and_without_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("lengths", "data", "says"),
     [
-        (b"\1\0\0\0", b"", "says 1 bytes of headers and holds 0"),
+        (b"\1\0\0\0", b"", "0 bytes of headers to task 1, but lengths for 1"),
         (b"", b"x", "0 bytes of header_lengths for 1 messages"),
         (b"\1\0\0\0" * 2, b"xx", "8 bytes of header_lengths for 1 messages"),
-        (b"\2\0\0\0", b"x", "says 2 bytes of headers and holds 1"),
+        (b"\2\0\0\0", b"x", "1 bytes of headers to task 1, but lengths for 2"),
     ],
 )
 def test_columns_of_headers_that_do_not_fit(lengths: bytes, data: bytes, says: str) -> None:

@@ -87,7 +87,7 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
         ("[[client]]\ncertificates = []", "omit it if it is empty"),
         ('[[client]]\ncertificates = ["*"]', "is not a name in a certificate"),
         ("[[clients]]", "not clients"),
-        ("client = 1", r"has tables \[\[client\]\]"),
+        ("client = 1", r"can only have \[\[client\]\]"),
         ("send = ", "as TOML"),
         ("send = " + "[" * 10_000, "as TOML"),
         (f"# {'.' * 1001}", r"line 1 has more than 1000 dots; write a list on several lines"),

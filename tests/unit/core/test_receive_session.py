@@ -189,8 +189,8 @@ def test_old_refusals_are_forgotten() -> None:
     assert told[0].frame_sequence > 1
 
 
-def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
-    """Sessions share the counts: a task is exhausted while any of its senders has no credit."""
+def test_a_task_blocks_until_its_last_sender_has_credit() -> None:
+    """Sessions share the counts: a task blocks while any of its senders has no credit."""
     blocked: Counter[int] = Counter()
     first, second = book(blocked=blocked), book(blocked=blocked)
     for each in (first, second):

@@ -246,7 +246,7 @@ def test_malformed_tuple_says_where(payload: bytes, problem: str) -> None:
         (b"\x82\x01\x01\x01\x02", "one key twice"),
         (b"\x82\x01\x01\xc3\x02", "one key twice"),
         (b"\xd4\x03x", "Decimal's text is not a number"),
-        (b"\xd4\x05x", "1 bytes where 4 are wanted"),
+        (b"\xd4\x05x", "1 bytes where 4 are expected"),
         (b"\xd6\x05\x07\xea\x0d\x01", "month must be in 1..12"),
         (b"\xc7\x0c\x04\x07\xea\x01\x01" + bytes(3) + b"\xff" * 4 + b"\x00", "microsecond must be in"),
         (b"\xd7\x06" + bytes(3) + b"\xff" * 4 + b"\x00", "microsecond must be in"),
