@@ -23,7 +23,7 @@ import grpc.aio
 
 from tuplewire.connection.loop import run_in_thread
 from tuplewire.errors import ConfigError, UnreachableError
-from tuplewire.identity.credentials import Credentials, any_name_matches
+from tuplewire.identity.credentials import Credentials, any_name_matches, canonical_name
 from tuplewire.identity.files import AUTHORIZATION_KEY, UNREADABLE, Token, WatchedFiles, read_tokens
 from tuplewire.settings.addresses import grpc_target, split_host_port
 
@@ -118,7 +118,9 @@ class ChannelFactory:
                 f"{', '.join(cert_names) or '(none)'}, and tls_worker_names are "
                 f"{', '.join(names)}; if it is one, add a name to tls_worker_names"
             )
-        comparable = [name for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}]
+        comparable = [
+            canonical_name(name) for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}
+        ]
         if not comparable:
             raise UnreachableError(
                 f"{address}: gRPC for Python cannot use a certificate that has only URIs for names "
@@ -176,7 +178,9 @@ def _read_pem(name: str | None) -> bytes | None:
 
 def certificate_names(certificate: dict[str, Any]) -> list[str]:
     """Return the names in a certificate, as ssl decodes it: DNS names, IP addresses, URIs."""
-    return [name for _, name in certificate.get("subjectAltName", ())]
+    names = certificate.get("subjectAltName", ())
+    # ssl writes IPv6 addresses like FD00:0:0:0:0:0:0:A.
+    return [canonical_name(name) if kind == "IP Address" else name for kind, name in names]
 
 
 def _fetch_certificate(address: str, context: ssl.SSLContext, timeout: float) -> tuple[dict[str, Any], bytes]:

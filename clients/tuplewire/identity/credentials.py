@@ -6,6 +6,7 @@ Owns no state: Credentials contain only file names. Thread-safe. Design: docs/de
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -40,13 +41,17 @@ def any_name_matches(names: Iterable[str], patterns: Collection[str]) -> bool:
 
 def name_matches(name: str, pattern: str) -> bool:
     """Return True if a name in a certificate equals the pattern, or matches its `*.`."""
-    if "/" in name or ":" in name:  # URIs are case-sensitive
-        return name == pattern
-    name, pattern = name.lower(), pattern.lower()
-    if name == pattern:
-        return True
-    label, dot, rest = name.partition(".")
-    return bool(dot) and f"*.{rest}" == pattern and _LABEL.fullmatch(label) is not None
+    name, pattern = canonical_name(name), canonical_name(pattern)
+    label, _, rest = name.partition(".")
+    return name == pattern or (f"*.{rest}" == pattern and _LABEL.fullmatch(label) is not None)
+
+
+def canonical_name(name: str) -> str:
+    """Return a name as it is compared: IPv6 addresses have several forms; only URIs are case-sensitive."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name if "/" in name or ":" in name else name.lower()
 
 
 NAMES = Kind(

@@ -129,6 +129,20 @@ def test_client_refuses_a_stranger(cluster: Cluster) -> None:
     assert "is not a worker of this cluster" in told
 
 
+def test_workers_may_have_ipv6_addresses_as_names(tmp_path: Path) -> None:
+    """Programs and workers compare an IPv6 address in a certificate with any form of the same address."""
+    authority = Authority()
+    files = authority.issue("fd00::a").write(tmp_path / "worker")
+    program = files_of(authority.issue("etl.example"), tmp_path / "program", "FD00::0:a")
+    flags = [*tls_flags(files), "--tls-client-names=*.example"]
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=1) as workers:
+        workers.assign({0: [1], 1: [2]})  # waits until the workers are connected
+        near, far = workers.endpoints
+        with Client(near.address, topology=TOPOLOGY, credentials=program) as client:
+            client.send(2, b"a")
+        assert _receive(far, 2, program, 1) == [b"a"]
+
+
 def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> None:
     """A worker with a program's certificate is denied by the other workers and never connects to them."""
     files = cluster.authority.issue("etl.example").write(tmp_path / "impostor")

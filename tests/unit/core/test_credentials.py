@@ -66,6 +66,9 @@ def test_client_raises_before_its_token_leaves() -> None:
         ("a.workers.example", "*.workers.example", True),
         ("*.workers.example", "*.workers.example", True),
         ("spiffe://prod/worker", "spiffe://prod/worker", True),
+        ("FD00:0:0:0:0:0:0:A", "fd00::a", True),
+        ("fd00::a", "FD00:0:0:0:0:0:0:A", True),
+        ("fd00::a", "fd00::b", False),
         ("other.example", "worker.example", False),
         ("workers.example", "*.workers.example", False),
         ("a.b.workers.example", "*.workers.example", False),
@@ -78,7 +81,7 @@ def test_client_raises_before_its_token_leaves() -> None:
     ],
 )
 def test_names_and_patterns(name: str, pattern: str, *, matching: bool) -> None:
-    """DNS names ignore case. `*.` matches exactly one label, never a URI or an e-mail address."""
+    """DNS names and IP addresses ignore case. `*.` matches one label, never a URI or an e-mail address."""
     assert name_matches(name, pattern) is matching
 
 
