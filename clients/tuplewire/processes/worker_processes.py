@@ -115,7 +115,9 @@ class WorkerProcesses:
         deadline = time.monotonic() + timeout
         try:
             for index in range(self._count):
-                self._children.append(Child(self._command(index)))
+                command = self._command(index)
+                command.log_path.with_suffix(".json").unlink(missing_ok=True)  # a killed process leaves it
+                self._children.append(Child(command))
             self.endpoints = [
                 wait_for_addresses(child, child.command.log_path.with_suffix(".json"), deadline)
                 for child in self._children

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import socket
@@ -240,6 +241,17 @@ def test_local_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         parent.kill()
     eventually(lambda: not Path(f"/proc/{worker}").exists() or _is_zombie(worker), 20, "worker ended")
     assert "reason=stdin_eof" in (tmp_path / "worker-0.log").read_text()
+
+
+def test_addresses_of_a_killed_worker_are_not_used(tmp_path: Path) -> None:
+    """A killed worker leaves a file with its addresses. The next start in its directory waits for others."""
+    workers = WorkerProcesses(1, "pair", directory=tmp_path)
+    with workers:
+        killed = workers.endpoints[0].process_id
+        os.kill(killed, signal.SIGKILL)
+    assert (tmp_path / "worker-0.json").exists()
+    with workers:
+        assert workers.endpoints[0].process_id != killed
 
 
 def _is_zombie(pid: int) -> bool:
