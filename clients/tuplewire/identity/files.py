@@ -106,38 +106,41 @@ class WatchedFiles(Generic[_Value]):
         problem, changed = None, False
         with self._lock:
             states = tuple(map(_state_of, self._paths))
-            if states != self._last_states:
-                changed = self._value is not None  # the first read is not a change to log
-                problem = self._read(states)
-            if self._value is None:
-                self._value = self._load()
             value = self._value
-        if problem is not None and changed:
+            if value is None:
+                value = self._read(states)
+            elif states != self._last_states:
+                changed = True
+                try:
+                    value = self._read(states)
+                except ConfigError as error:
+                    problem = error
+        if problem is not None:
             reason = f"{problem}; the old content remains"
             logger.warning("files.reload_failed", extra={"files": self._path_text, "reason": reason})
         elif changed:
             logger.info("files.reloaded", extra={"files": self._path_text})
         return value
 
-    def _read(self, states: _FileStates) -> ConfigError | None:
-        """Read the files; return the error if their content is invalid."""
+    def _read(self, states: _FileStates) -> _Value:
+        """Read the files and return their content. Raises ConfigError if it is invalid."""
         for _ in range(_MAX_READS):
             problem = None
+            self._last_states = states
             try:
                 value = self._load()
             except ConfigError as error:
                 problem = error
             except Exception as error:  # noqa: BLE001 - unexpected content must not end a worker
                 problem = ConfigError(f"{self._path_text} cannot be read: {error!r}")
-            before, states = states, tuple(map(_state_of, self._paths))
-            if states == before:  # no file was replaced while the files were read
+            states = tuple(map(_state_of, self._paths))
+            if states == self._last_states:  # no file was replaced while the files were read
                 break
-        self._last_states = states
-        if problem is None:
-            self._value = value
-        else:
+        if problem is not None:
             self.errors += 1
-        return problem
+            raise problem
+        self._value = value
+        return value
 
 
 def _state_of(path: Path) -> tuple[int, ...] | None:

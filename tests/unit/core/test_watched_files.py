@@ -15,7 +15,7 @@ from helpers.secured import Authority, files_of, swap_data
 from helpers.topology import as_json
 
 from tuplewire.errors import ConfigError
-from tuplewire.identity.files import WatchedFiles, read_tokens
+from tuplewire.identity.files import _MAX_READS, WatchedFiles, read_tokens
 from tuplewire_service.config.config_sources import load, read_conf
 from tuplewire_service.security.certificates import read_identity
 from tuplewire_service.security.permissions import read_rules
@@ -108,6 +108,31 @@ def test_files_that_change_while_they_are_read_belong_together(tmp_path: Path) -
         return first, two.read_text()
 
     assert WatchedFiles([one, two], read).get() == ("22", "22")
+
+
+def test_files_that_change_at_every_read_are_read_again_later(tmp_path: Path) -> None:
+    """If a file changes during each of the limited reads, the next call returns its last content."""
+    file = tmp_path / "file"
+    file.write_text("")
+    sizes = iter(range(1, _MAX_READS + 1))
+
+    def read() -> str:
+        text = file.read_text()
+        if size := next(sizes, 0):
+            file.write_text("x" * size)
+        return text
+
+    watched = WatchedFiles([file], read)
+    assert len(watched.get()) == _MAX_READS - 1
+    assert len(watched.get()) == _MAX_READS
+
+
+def test_defect_at_the_first_read_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    """An unexpected exception of the first read is a ConfigError with the name of the file."""
+    file = tmp_path / "file"
+    file.write_text("defect")
+    with pytest.raises(ConfigError, match=f"{file} cannot be read: KeyError"):
+        WatchedFiles([file], lambda: _number(file)).get()
 
 
 SEED = 13
