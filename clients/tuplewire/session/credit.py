@@ -195,7 +195,8 @@ class SessionCredit:
 
         This ends for a task when the sender closes the flow to it. Tasks beyond MAX_TASKS are not watched.
         """
-        self._watched_tasks.update(islice(tasks, MAX_TASKS - len(self._watched_tasks)))
+        new = (task for task in tasks if task not in self._watched_tasks)  # a sender repeats its whole list
+        self._watched_tasks.update(islice(new, MAX_TASKS - len(self._watched_tasks)))
         # Releases before this request may not have been reported yet.
         self._changed_flows.update(dict.fromkeys(self._watched_tasks & self.accounts.keys()))
 

@@ -298,6 +298,17 @@ def test_watched_releases_are_granted_at_once() -> None:
     assert not granted.on_released(2, 1, 10)
 
 
+def test_a_repeated_list_of_watched_tasks_may_be_longer() -> None:
+    """Tasks that are watched already do not count against the limit when the sender repeats its list."""
+    granted = book(Amount(1000, 100_000), acks_releases=False)
+    last = credit.MAX_TASKS - 1
+    granted.watch_releases(range(last))
+    granted.watch_releases(range(last + 2))
+    granted.on_received([group(last, 3), group(last + 1, 3)])
+    assert granted.on_released(last, 1, 10)
+    assert not granted.on_released(last + 1, 1, 10)
+
+
 TOTAL = Amount(100, 1000)
 
 
