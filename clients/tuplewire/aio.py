@@ -63,7 +63,8 @@ class Client(BaseClient):
             buffer = self._get_buffer()
             if self._tracing is not None and self._tracing.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._tracing.sending(groups, self.address, buffer.session.max_message_bytes) as traced:
+                traced, span = self._tracing.sending(groups, self.address, buffer.session.max_message_bytes)
+                with span:
                     await buffer.send_async(traced, timeout)
                 return
         if key is not None or headers or not buffer.try_send_one(messages, payload, self.source):

@@ -203,8 +203,8 @@ class BaseClient(NotPicklable):
         buffer = self._get_buffer()
         if self._tracing is not None and self._tracing.should_sample():
             groups = as_groups(messages, payload, self.source, key, headers)
-            span = self._tracing.sending(groups, self.address, buffer.session.max_message_bytes)
-            accepted = buffer.offer(span.groups)
+            traced, span = self._tracing.sending(groups, self.address, buffer.session.max_message_bytes)
+            accepted = buffer.offer(traced)
             if accepted:  # a span that does not end is never exported
                 span.end()
             return accepted
@@ -315,7 +315,8 @@ class Client(BaseClient, AnswerMethods):
             buffer = self._get_buffer()
             if self._tracing is not None and self._tracing.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._tracing.sending(groups, self.address, buffer.session.max_message_bytes) as traced:
+                traced, span = self._tracing.sending(groups, self.address, buffer.session.max_message_bytes)
+                with span:
                     buffer.send(traced, timeout=timeout)
                 return
         if key is not None or headers or not buffer.try_send_one(messages, payload, self.source):

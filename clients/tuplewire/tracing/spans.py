@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -24,7 +23,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from tuplewire.session.consume import ArrivedBatch
@@ -100,31 +99,6 @@ def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.
     return provider
 
 
-@dataclass(frozen=True, slots=True)
-class SendSpan:
-    """One call that sends messages, which may have an additional header.
-
-    `span` is None if all messages had a context before.
-    """
-
-    groups: Sequence[TaskGroup]
-    span: Span | None = None
-
-    def end(self, error: BaseException | None = None) -> None:
-        """End the call, with its error if it failed. Otherwise the call is not recorded."""
-        if self.span is not None:
-            if error is not None:
-                self.span.record_exception(error)
-                self.span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
-            self.span.end()
-
-    def __enter__(self) -> Sequence[TaskGroup]:
-        return self.groups
-
-    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
-        self.end(error)
-
-
 class Tracing:
     """Makes spans. Thread-safe. sample_ratio: the share of operations outside of spans that start a trace."""
 
@@ -196,15 +170,20 @@ class Tracing:
         span.end()
         return traceparent_of(span)
 
-    def sending(self, groups: Sequence[TaskGroup], address: str, max_message_bytes: int) -> SendSpan:
-        """Start a span, and add its context to the messages without one, unless one would be too large."""
+    def sending(
+        self, groups: Sequence[TaskGroup], address: str, max_message_bytes: int
+    ) -> tuple[Sequence[TaskGroup], Span]:
+        """Start a span, and add its context to the messages without one, unless one would be too large.
+
+        The caller ends the span; `with` also records an error. Without such messages, it is not recorded.
+        """
         if all(MARK in group.header_data for group in groups):
-            return SendSpan(groups)
+            return groups, trace.INVALID_SPAN
         attributes = _attributes("send", address, sum(map(len, groups)))
         span = self.start_span("send", _destination_of(groups), attributes)
         if (entry := encode_span(span)) is not None:
             groups = [with_context(group, entry, max_message_bytes) for group in groups]
-        return SendSpan(groups, span)
+        return groups, span
 
     def on_received(self, arrived: ArrivedBatch, address: str) -> Callable[[], None] | None:
         """Make a span from the arrival until now, and start one span for each context in the messages.
