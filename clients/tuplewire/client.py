@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 _MAX_CLOSE_AFTER_ERROR_SECONDS = 10.0
 """The maximum wait for acknowledgements when an error ends a `with` block."""
-_process = object()
-"""Identifies this process and is replaced after a fork. Calling os.getpid() for each message is slower."""
+_clients: WeakSet[BaseClient] = WeakSet()
+"""The clients of this process. The child of a fork has no connection, so it resets all of them."""
 
 
 def _after_fork_in_child() -> None:
-    global _process
-    _process = object()
+    for client in list(_clients):
+        client._reset()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -104,11 +104,11 @@ class BaseClient(NotPicklable):
         self._incarnation = incarnation
         self._settings = SessionSettings.of(**settings)
         self._credentials = credentials
+        _clients.add(self)
         self._reset()
 
     def _reset(self) -> None:
         """Reset the state to a client that has not connected in this process."""
-        self._process = _process
         self._untraced_buffer: SendBuffer | None = None
         """The sender's buffer if tracing is off. send() then does not need to check for it."""
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
@@ -143,8 +143,6 @@ class BaseClient(NotPicklable):
         return self._start_receiver(task_ids, None, follow=follow), timeout, self._get_tracing()
 
     def _start_receiver(self, tasks: Sequence[int], callbacks: Callbacks | None, *, follow: bool) -> Receiver:
-        if self._process is not _process:
-            self._reset()
         thread = messaging_thread()
         common_args = self.address, self._identity(), tasks, self._settings, thread.loop
         follow = follow and not self.address.startswith(MEMORY_PREFIX)
@@ -214,8 +212,6 @@ class BaseClient(NotPicklable):
 
     def _get_buffer(self) -> SendBuffer:
         """Return the buffer of the sender, which is started if necessary. Raise ClosedError after close()."""
-        if self._process is not _process:
-            self._reset()
         if self._sender is None or self._closed:
             # Create the sender without the lock, because a logging handler may send with this client.
             sender = self._created_sender = self._created_sender or self._new_sender()
@@ -231,9 +227,7 @@ class BaseClient(NotPicklable):
 
     def ledger(self) -> LedgerSnapshot:
         """Return the ledger of all sent messages. It is empty in a forked child that has sent none."""
-        if self._sender is None or self._process is not _process:
-            return LedgerSnapshot()
-        return self._sender.buffer.ledger()
+        return LedgerSnapshot() if self._sender is None else self._sender.buffer.ledger()
 
     @property
     def possibly_lost(self) -> int:
@@ -241,9 +235,7 @@ class BaseClient(NotPicklable):
 
         Counted as acknowledged in the ledger. Increases after a reconnect; 0 with ack_mode="processed".
         """
-        if self._sender is None or self._process is not _process:
-            return 0
-        return self._sender.buffer.session.possibly_lost
+        return 0 if self._sender is None else self._sender.buffer.session.possibly_lost
 
 
 class Client(BaseClient, AnswerMethods):
@@ -311,7 +303,7 @@ class Client(BaseClient, AnswerMethods):
             >>> client.send(TaskMessageBatch.from_columns([42, 43], [b"two", b"three"]))
         """
         buffer = self._untraced_buffer
-        if buffer is None or self._process is not _process:  # the first call, a fork, or tracing
+        if buffer is None:  # the first call, a closed client, or tracing
             buffer = self._get_buffer()
             if self._tracing is not None and self._tracing.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
@@ -336,7 +328,7 @@ class Client(BaseClient, AnswerMethods):
         Example:
             >>> client.flush(timeout=10)
         """
-        if self._sender is not None and self._process is _process:
+        if self._sender is not None:
             self._sender.buffer.flush(self._settings.flush_timeout(timeout))
 
     def recv(
@@ -397,8 +389,6 @@ class Client(BaseClient, AnswerMethods):
         Raises:
             FlushTimeoutError: The timeout has passed. The client is closed; the rest is dropped (`closed`).
         """
-        if self._process is not _process:
-            self._reset()
         wait_seconds = self._settings.flush_timeout(timeout)
         with self._lock:
             self._closed = True
