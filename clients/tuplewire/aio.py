@@ -92,7 +92,7 @@ class Client(BaseClient):
             await _run_on_messaging_loop(receiver.close())
         if self._sender is not None and not self._sender.buffer.ended:
             await _run_on_messaging_loop(self._sender.close_async(wait_seconds))
-            self._raise_if_dropped(self._sender, wait_seconds)
+            self._sender.buffer.raise_if_dropped(wait_seconds)
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,7 +109,7 @@ class Client(BaseClient):
                 await self.close(0)
         else:
             with contextlib.suppress(FlushTimeoutError):
-                await self.close(self._close_seconds_after(kind))
+                await self.close(0 if self._sender is None else self._sender.buffer.close_seconds_after(kind))
 
 
 class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
 
-from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.close_on_exit import close_automatically
 from tuplewire.connection.consuming_end import Callbacks, OnFailure, OnGroup
-from tuplewire.connection.grpc_channel import WorkerConnections, grpc_stream_opener
+from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.memory_stream import MEMORY_PREFIX, memory_stream_opener
 from tuplewire.connection.receiver import Receiver
@@ -31,11 +30,10 @@ from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.client_ids import new_client_id
 from tuplewire.identity.credentials import Credentials
 from tuplewire.request_reply import AnswerMethods, Asker
-from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import check_text, resolve_address, resolve_topology
 from tuplewire.settings.config import SessionKeywords, SessionSettings, check_timeout, expand_settings
 from tuplewire.subscription import NotPicklable, Subscription
-from tuplewire.text.formatting import counted
 from tuplewire.tracing import get_tracing
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage
@@ -44,8 +42,6 @@ from tuplewire.values.task_ids import check_tasks
 if TYPE_CHECKING:
     from tuplewire.tracing.spans import Tracing
 
-_MAX_CLOSE_AFTER_ERROR_SECONDS = 10.0
-"""The maximum wait for acknowledgements when an error ends a `with` block."""
 _clients: WeakSet[BaseClient] = WeakSet()
 """The clients of this process. The child of a fork has no connection, so it resets all of them."""
 
@@ -158,22 +154,7 @@ class BaseClient(NotPicklable):
     def _stream_opener(self) -> StreamOpener:
         if self.address.startswith(MEMORY_PREFIX):
             return memory_stream_opener(self.topology, int(self.address.removeprefix(MEMORY_PREFIX)))
-        return grpc_stream_opener(self.address, self._settings, ChannelFactory(self._credentials))
-
-    @staticmethod
-    def _raise_if_dropped(sender: SendingEnd, waited: float) -> None:
-        """Raise FlushTimeoutError if close() dropped messages after waiting for acknowledgements."""
-        messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
-        if messages and waited:  # close(0) drops messages without an error
-            text = f"{counted(messages, 'message')} not acknowledged after {waited:g} s"
-            raise FlushTimeoutError(f"{text}{sender.problem_suffix()}; dropped, but may still arrive")
-
-    def _close_seconds_after(self, error: type[BaseException]) -> float:
-        """Return the time in seconds that the end of a `with` block waits after an error."""
-        # Do not wait for an unreachable worker a second time, after a flush has timed out.
-        if issubclass(error, FlushTimeoutError) and self._sender and self._sender.problem_suffix():
-            return 0.0
-        return min(self._settings.flush_timeout_seconds, _MAX_CLOSE_AFTER_ERROR_SECONDS)
+        return WorkerConnections(self._settings, self._credentials).stream_opener(self.address)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
@@ -398,7 +379,7 @@ class Client(BaseClient, AnswerMethods):
             messaging_thread().run(receiver.close())
         if sender is not None and not sender.buffer.ended:
             sender.close(wait_seconds)
-            self._raise_if_dropped(sender, wait_seconds)
+            sender.buffer.raise_if_dropped(wait_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -412,4 +393,4 @@ class Client(BaseClient, AnswerMethods):
                 self.close(0)
         else:
             with contextlib.suppress(FlushTimeoutError):
-                self.close(self._close_seconds_after(kind))
+                self.close(0 if self._sender is None else self._sender.buffer.close_seconds_after(kind))

@@ -33,6 +33,8 @@ from tuplewire.values.group import TaskGroup, check_sizes
 
 _ANSWER_SECONDS = 10.0
 """The longest wait for the loop's answer to an offer; the answer takes one turn of the loop."""
+_MAX_CLOSE_AFTER_ERROR_SECONDS = 10.0
+"""The maximum wait for acknowledgements when an error ends a `with` block."""
 
 
 class SendBuffer:
@@ -294,6 +296,20 @@ class SendBuffer:
             if not self._all_settled:
                 text = f"{self._pending_text} not acknowledged after {timeout} s{self._problem()}"
                 raise errors.FlushTimeoutError(text)
+
+    def close_seconds_after(self, error: type[BaseException]) -> float:
+        """Return the time in seconds that the end of a `with` block waits after an error."""
+        # Do not wait for an unreachable receiver a second time, after a flush has timed out.
+        if issubclass(error, errors.FlushTimeoutError) and self._problem():
+            return 0.0
+        return min(self._settings.flush_timeout_seconds, _MAX_CLOSE_AFTER_ERROR_SECONDS)
+
+    def raise_if_dropped(self, waited: float) -> None:
+        """Raise FlushTimeoutError if the end of the session, after waiting, has dropped messages."""
+        messages = self.ledger().dropped.get(DropReason.CLOSED, 0)
+        if messages and waited:  # without a wait, they are dropped without an error
+            text = f"{counted(messages, 'message')} not acknowledged after {waited:g} s"
+            raise errors.FlushTimeoutError(f"{text}{self._problem()}; dropped, but may still arrive")
 
     @property
     def pending_messages(self) -> int:
