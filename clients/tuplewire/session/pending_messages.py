@@ -23,8 +23,7 @@ from tuplewire.values.group import SIZE_BYTES, TaskGroup, entry_worker, get_coun
 
 def count_to_drop(held: int, offered: int, bound: int) -> int:
     """Return the number of `held` messages to drop so that `offered` fits: all if it exceeds the bound."""
-    over = held + offered - bound
-    return min(held, over) if over > 0 else 0
+    return max(0, min(held, held + offered - bound))
 
 
 class PendingMessages:
@@ -77,7 +76,6 @@ class PendingMessages:
             self._released.append(settled)
 
     def _subtract(self, entry: PendingEntry, messages: int, size_bytes: int) -> None:
-        """Subtract messages of an entry from the pending counts."""
         flow = self._flows[entry.group.flow_id]
         self.messages -= messages
         self.size_bytes -= size_bytes
@@ -103,6 +101,15 @@ class PendingMessages:
         count = sum(flow.receiver_only_count for flow in self._flows.values())
         # Frames in flight count as sent, but this session still has their messages.
         return count - sum(entry.group.count for frame in self._in_flight for entry in frame.entries)
+
+    def waiting_tasks(self) -> set[int]:
+        """Return the tasks with messages that wait to be sent."""
+        return {split_flow(flow_id)[0] for flow_id in (*self._ready, *self.blocked_flows)}
+
+    @property
+    def awaits_update(self) -> bool:
+        """True if an acknowledgement or release is outstanding. If it is overdue, send a probe."""
+        return bool(self.messages) or any(flow.unreleased for flow in self._flows.values())
 
     @property
     def all_written_released(self) -> bool:

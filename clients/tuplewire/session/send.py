@@ -139,11 +139,13 @@ class SendSession(PendingMessages):
                 f"the receiver resumes at frame {accepted} a session that this sender does not have: "
                 "give every process its own sender id or incarnation"
             )
-        if known:  # 1.
-            self._check_sent(accepted)
-        same_worker = welcome.worker_incarnation == self.worker_incarnation != 0
-        # 3. A process that evicted the session still has its messages. Another process does not have them.
-        if not known and not same_worker:
+        if known:
+            # 2. The last acknowledgement may be lost with the stream, and the welcome replaces it.
+            # In case 1, this raises an error, so it comes before all changes.
+            self.apply_ack(Ack(sequence=accepted, credits=welcome.credits, refusals=welcome.refusals))
+            self._resend = deque(self._in_flight)
+        elif welcome.worker_incarnation != self.worker_incarnation or not self.worker_incarnation:
+            # 3. A process that evicted the session still has its messages. Another one does not have them.
             self.on_receiver_lost()
             if self.worker_incarnation:
                 self._mark_returning(worker_number(welcome.worker_id, self.worker_incarnation))
@@ -151,11 +153,7 @@ class SendSession(PendingMessages):
         self.worker_incarnation = welcome.worker_incarnation
         self._initial_credit = welcome.initial_credit.messages, welcome.initial_credit.bytes
         self.session_id = welcome.session_id
-        if known:
-            # 2. The last acknowledgement may be lost with the stream, and the welcome replaces it.
-            self.apply_ack(Ack(sequence=accepted, credits=welcome.credits, refusals=welcome.refusals))
-            self._resend = deque(self._in_flight)
-        else:
+        if not known:
             # 3. Credits in this welcome are for tasks with a smaller share; see session/shares.py.
             self._reduced_credit = {_flow_id_of(one): (one.messages, one.bytes) for one in welcome.credits}
             self._start_over()
@@ -259,8 +257,6 @@ class SendSession(PendingMessages):
 
     @property
     def _waits_for_ack(self) -> bool:
-        if len(self._in_flight) < MAX_QUICK_FRAMES_IN_FLIGHT:
-            return False
         return sum(each.ack_requested for each in self._in_flight) >= _MAX_ACK_REQUESTS
 
     def close_unused(self) -> list[int]:
@@ -309,7 +305,9 @@ class SendSession(PendingMessages):
 
         Raises ProtocolError if it acknowledges a frame that was never sent.
         """
-        self._check_sent(ack.sequence)
+        if ack.sequence >= self._next_sequence:
+            last = self._next_sequence - 1
+            raise ProtocolError(f"frame {ack.sequence} was acknowledged; last sent: {last}")
         # 1. This is done first, because steps 2 and 3 treat the rest of a frame as accepted.
         if ack.refusals:
             self._apply_refusals(ack.refusals)
@@ -341,20 +339,8 @@ class SendSession(PendingMessages):
     @property
     def at_frame_limit(self) -> bool:
         """True if messages wait because the limit of unacknowledged frames is reached."""
-        return bool(self._ready) and self._waits_for_ack
-
-    def waiting_tasks(self) -> set[int]:
-        """Return the tasks with messages that wait to be sent."""
-        return {split_flow(flow_id)[0] for flow_id in (*self._ready, *self.blocked_flows)}
-
-    @property
-    def awaits_update(self) -> bool:
-        """True if an acknowledgement or release is outstanding. If it is overdue, send a probe."""
-        return bool(self.messages) or any(flow.unreleased for flow in self._flows.values())
-
-    def _check_sent(self, sequence: int) -> None:
-        if sequence >= self._next_sequence:
-            raise ProtocolError(f"frame {sequence} was acknowledged; last sent: {self._next_sequence - 1}")
+        at_limit = len(self._in_flight) >= MAX_QUICK_FRAMES_IN_FLIGHT
+        return at_limit and bool(self._ready) and self._waits_for_ack
 
     def _apply_grant(self, grant: TaskCredit, sequence: int) -> None:
         flow_id = _flow_id_of(grant)
