@@ -8,8 +8,10 @@ Thread-safe. Design: docs/design/sessions.md ("Frames are columns", "Keys and he
 from __future__ import annotations
 
 import sys
+from array import array
+from collections.abc import Sequence
 from operator import sub
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,10 +20,6 @@ from tuplewire.errors import MAX_TASK, MIN_TASK, InvalidTaskError, MalformedErro
 from tuplewire.values.columns import varint
 from tuplewire.values.group import TaskGroup, check_task
 from tuplewire.values.headers import TOMBSTONE, decode_headers, encode_headers
-
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Sequence
 
 KEY = pa.binary()
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -164,7 +162,6 @@ def _group(task: int, source: int | None, payloads: pa.Array, headers: pa.Array 
 
 
 def _lengths_and_data(values: pa.Array) -> tuple[bytes, bytes]:
-    """Return the lengths and the data of a column of bytes."""
     _, offsets, data = values.buffers()
     ends = memoryview(offsets).cast("i")
     first, last = ends[values.offset], ends[values.offset + len(values)]

@@ -11,13 +11,14 @@ from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MessageError
 from tuplewire.text.formatting import counted, html_table
 from tuplewire.values.group import BytesLike, TaskGroup, get_count, payload_column, task_column
+from tuplewire.values.headers import decode_headers, encode_header_column
 from tuplewire.values.message import DecodedHeaders, Headers, TaskMessage, encoded_of
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         """
         encoded = None
         if keys is not None or headers is not None:
-            from tuplewire.values.headers import encode_header_column
-
             encoded = encode_header_column(keys, headers, len(payloads))
         elif not isinstance(tasks, Collection) and not isinstance(sources, Collection):
             return cls.from_groups([TaskGroup.of(tasks, payloads, sources)])
@@ -230,8 +229,6 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         headers = self._as_columns()[3]
         if headers is None:
             return [(None, ())] * len(self)
-        from tuplewire.values.headers import decode_headers
-
         return list(map(decode_headers, headers))
 
     @property
@@ -253,9 +250,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     def __iter__(self) -> Iterator[TaskMessage]:
         tasks, _, payloads, headers = self._as_columns()
-        if headers is None:
-            return map(TaskMessage.from_checked, tasks, payloads)
-        return map(TaskMessage.from_checked, tasks, payloads, headers)
+        return map(TaskMessage.from_checked, tasks, payloads, repeat(b"") if headers is None else headers)
 
     @overload
     def __getitem__(self, index: int) -> TaskMessage: ...

@@ -234,7 +234,6 @@ class TaskGroup:
             )
 
     def __len__(self) -> int:
-        """Return the number of messages."""
         return self.count
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Encoding of the key and headers of a message, which have the types of Kafka's.
 
 Each message has one encoded `MessageHeaders`, which workers forward without decoding. It is empty for a
-message without key and headers.
+message without key and headers. Functions import protobuf, because messages without both do not need it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from tuplewire.errors import MalformedError, MessageError
 from tuplewire.values.group import as_bytes
-from tuplewire.wire.messaging_pb2 import MessageHeader, MessageHeaders
 
 TOMBSTONE = "tuplewire-tombstone"
 """The header of a message from a Spark row with a key and a null value, which deletes a key in Kafka."""
@@ -30,11 +27,15 @@ def encode_headers(key: Any, headers: Any) -> bytes:
         return b""
     if isinstance(headers, Mapping):
         raise MessageError(f"headers are pairs, not a {type(headers).__name__}; pass list(headers.items())")
+    from tuplewire.wire.messaging_pb2 import MessageHeaders
+
     encoded = MessageHeaders()
     if key is not None:
         encoded.key = as_bytes(key, "a key")
     try:
-        encoded.headers.extend(_header(name, value) for name, value in headers or ())
+        for name, value in headers or ():
+            content = None if value is None else as_bytes(value, f"the value of the header {name!r}")
+            encoded.headers.add(name=_check_name(name), value=content)
     except MessageError:
         raise
     except (TypeError, ValueError) as error:
@@ -44,18 +45,20 @@ def encode_headers(key: Any, headers: Any) -> bytes:
     return encoded.SerializeToString()
 
 
-def _header(name: Any, value: Any) -> MessageHeader:
+def _check_name(name: Any) -> str:
     if not isinstance(name, str):
         raise MessageError(f"a header's name is a str, not {type(name).__name__}: {name!r}")
-    if value is None:
-        return MessageHeader(name=name)
-    return MessageHeader(name=name, value=as_bytes(value, f"the value of the header {name!r}"))
+    return name
 
 
 def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]:
     """Decode a key and headers. Raise MalformedError if another program has sent invalid bytes."""
     if not encoded:
         return None, ()
+    from google.protobuf.message import DecodeError
+
+    from tuplewire.wire.messaging_pb2 import MessageHeaders
+
     try:
         decoded = MessageHeaders.FromString(encoded)
     except DecodeError as error:

@@ -13,6 +13,7 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 
 from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError
 from tuplewire.values.group import BytesLike, as_bytes, check_task
+from tuplewire.values.headers import DEADLINE, REPLY_TO, decode_headers, encode_headers, parse_number
 
 SHUTDOWN_TASK = -1
 """The task id of Storm's shutdown notice. It ends a receive loop and is never sent over a session."""
@@ -61,8 +62,6 @@ class TaskMessage:
         _set_task(self, task if type(task) is int and 0 <= task <= MAX_TASK else check_task(task))
         _set_message(self, message if type(message) is bytes else as_bytes(message))
         if key is not None or headers:
-            from tuplewire.values.headers import encode_headers
-
             _set_encoded(self, encode_headers(key, headers))
 
     @classmethod
@@ -97,30 +96,21 @@ class TaskMessage:
     @property
     def is_request(self) -> bool:
         """True if the sender of the message waits for client.answer(). Raises as `headers`."""
-        from tuplewire.values.headers import REPLY_TO, parse_number
-
         return parse_number(self.headers, REPLY_TO) is not None
 
     @property
     def expired(self) -> bool:
         """True if a request's deadline has passed. Compares clocks of two hosts. Raises as `headers`."""
-        from tuplewire.values.headers import DEADLINE, parse_number
-
         deadline = parse_number(self.headers, DEADLINE)
         return deadline is not None and deadline < time.time() * 1000
 
     def _decoded(self) -> tuple[bytes | None, DecodedHeaders]:
-        if not (encoded := encoded_of(self)):
-            return None, ()
-        from tuplewire.values.headers import decode_headers
+        return decode_headers(encoded_of(self))
 
-        return decode_headers(encoded)
-
-    def __setattr__(self, name: str, _: object) -> None:
+    def __setattr__(self, name: str, _: object = None) -> None:
         raise AttributeError(f"a TaskMessage is immutable: make another one to change its {name}")
 
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a TaskMessage is immutable: its {name} stays")
+    __delattr__ = __setattr__
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TaskMessage):
