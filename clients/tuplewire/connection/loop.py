@@ -265,7 +265,6 @@ def _report(task: asyncio.Task[None]) -> None:
 _blocking_calls: set[Future[Any]] = set()  # of run_in_thread(): a child would inherit OpenSSL's locks
 _lock = threading.Lock()
 _current: EventLoopThread | None = None
-_suspended_thread: EventLoopThread | None = None
 _grpc_shut_down = False
 """True if gRPC was shut down for a fork: only then may the child use gRPC."""
 _unusable_reason = ""
@@ -325,13 +324,12 @@ def _before_fork() -> None:
     3. All connections are closed, and the threads of gRPC and TLS have exited: the child may connect.
     4. An error, or 5 seconds have passed: the child cannot use gRPC.
     """
-    global _suspended_thread, _grpc_shut_down, _interrupted
+    global _grpc_shut_down, _interrupted
     _grpc_shut_down = False
     current = _current
     # 1 and 2. The loop's thread cannot wait for its own loop.
     if current is None or current.fork_blocking_servers or current.is_current_thread:
         return
-    _suspended_thread = current  # first, so that the parent always resumes
     deadline = time.monotonic() + _SUSPEND_SECONDS
     # 3. After Ctrl-C the steps are repeated: a child of a process with half-closed gRPC may crash.
     while not _grpc_shut_down and time.monotonic() < deadline:
@@ -349,15 +347,14 @@ def _before_fork() -> None:
 
 
 def _after_in_parent() -> None:
-    global _suspended_thread, _grpc_shut_down, _interrupted
+    global _grpc_shut_down, _interrupted
     # A later fork may skip the hook before it, as in uWSGI, and must not count as safe.
     _grpc_shut_down = False
-    if _suspended_thread is not None:
-        _suspended_thread.submit(_suspended_thread.resume())
+    if _current is not None:  # also after an interrupt or an error in _before_fork()
+        _current.submit(_current.resume())
         if _interrupted:
             _interrupted = False
-            _suspended_thread.submit(_interrupt_main())
-        _suspended_thread = None
+            _current.submit(_interrupt_main())
 
 
 async def _interrupt_main() -> None:
@@ -366,7 +363,7 @@ async def _interrupt_main() -> None:
 
 
 def _after_in_child() -> None:
-    global _current, _suspended_thread, _unusable_reason, _lock
+    global _current, _unusable_reason, _lock
     # 2 and 4 in _before_fork(), and a fork without that hook.
     if _current is not None and not _grpc_shut_down:
         _unusable_reason = (
@@ -374,7 +371,7 @@ def _after_in_child() -> None:
             "shut down: start it with the multiprocessing method 'spawn' or 'forkserver', or "
             "connect after the fork (uWSGI: lazy-apps = true)"
         )
-    _current = _suspended_thread = None
+    _current = None
     _lock = threading.Lock()
 
 
