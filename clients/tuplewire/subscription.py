@@ -21,7 +21,7 @@ from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError, WaitTimeoutError
 from tuplewire.session.consume import MAX_DELAY_SECONDS, ArrivedBatch, RejectedMessage
-from tuplewire.settings.config import check_timeout
+from tuplewire.settings.config import RejectOrder, check_timeout
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import TaskMessage
 
@@ -126,7 +126,7 @@ class BaseSubscription(NotPicklable):
             raise MessageError(f"delay must be from 0 to {MAX_DELAY_SECONDS} seconds, not {delay}")
         if not isinstance(reason, str):
             raise MessageError(f"the reason of a rejection is a str, not {reason!r:.100}; pass str() of it")
-        position, wait = to_int(position), self._receiver.blocks_on_reject
+        position, wait = to_int(position), self._receiver.settings.reject_order is RejectOrder.WAIT
         self._rejected[position] = RejectedMessage(position, delay, reason, wait)
         if wait:  # later messages of the task are redelivered behind this one: messages() skips them
             ends = list(accumulate(map(len, groups)))

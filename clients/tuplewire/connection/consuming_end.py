@@ -56,27 +56,21 @@ class Callbacks:
     """Called with the final error; also if workers do not accept in time: messages may follow."""
 
 
+@dataclass(eq=False, repr=False)
 class Inbox(ABC):
     """The messages that have arrived at a subscription, from all its streams, and that were not taken yet.
 
     The streams call its methods on the event loop; put() and discard() with the lock.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        settings: SessionSettings,
-        loop: asyncio.AbstractEventLoop,
-        callbacks: Callbacks | None,
-        *,
-        follows_tasks: bool,
-    ) -> None:
-        """Start without messages. follows_tasks: True if the subscription finds other workers for tasks."""
-        self.identity = identity
-        self.settings = settings
-        self.loop = loop
-        self.callbacks = callbacks
-        self.follows = follows_tasks
+    identity: Identity
+    settings: SessionSettings
+    loop: asyncio.AbstractEventLoop
+    callbacks: Callbacks | None
+    follows: bool
+    """True if the subscription finds other workers for tasks."""
+
+    def __post_init__(self) -> None:
         self.subscription_id = secrets.randbits(63)
         """The number of the subscription, the same at all workers."""
         self.admitted = False

@@ -26,7 +26,7 @@ from tuplewire.errors import ClosedError, RefusedError, TuplewireError, Unreacha
 from tuplewire.session.backoff import Backoff
 from tuplewire.session.consume import ArrivedBatch, RejectedMessage
 from tuplewire.settings.addresses import Peer
-from tuplewire.settings.config import RejectOrder, SessionSettings
+from tuplewire.settings.config import SessionSettings
 from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
@@ -57,7 +57,7 @@ class Receiver(Inbox):
         callbacks: get the messages; None: take() returns them. connections: connects to the tasks' owners;
         None: only to this worker.
         """
-        super().__init__(identity, settings, loop, callbacks, follows_tasks=connections is not None)
+        super().__init__(identity, settings, loop, callbacks, follows=connections is not None)
         self.address = address
         self.tasks = tuple(tasks)
         self.failure: TuplewireError | None = None
@@ -143,11 +143,6 @@ class Receiver(Inbox):
         lost = [(each.address, each.connection_state) for each in self._streams if not each.connected]
         address, state = (lost or [(self.address, self.state)])[0]
         return UnreachableError(f"no worker at {address} for {seconds:g} s: {state}")
-
-    @property
-    def blocks_on_reject(self) -> bool:
-        """True if later messages of a task wait for a rejected one."""
-        return self.settings.reject_order is RejectOrder.WAIT
 
     def requeue(self, arrived: ArrivedBatch) -> None:
         """Make take() return these messages again. Otherwise, a later acknowledgement would include them."""

@@ -51,10 +51,7 @@ class SendingEnd(ReconnectingSession):
         expected_id: str = "",
         events: SendEvents | None = None,
     ) -> None:
-        """Describe a session; thread.start_connection() connects. open_stream: opens streams to the address.
-
-        expected_id: the worker to reach. While another worker answers there, messages wait. Default: any.
-        """
+        """Describe a session; thread.start_connection() connects. Arguments: see ReconnectingSession."""
         super().__init__(address, identity, settings, thread.loop, open_stream, expected_id)
         self.thread = thread
         self._events = events or SendEvents()

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -121,19 +121,17 @@ class SubmissionQueue:
         return sum(sum(map(len, each)) if isinstance(each, list) else 1 for each in entries)
 
 
-def batches_of(entries: Sequence[Single | Batch]) -> Iterable[Batch]:
+def batches_of(entries: Sequence[Single | Batch]) -> list[Batch]:
     """Return entries as batches. Consecutive single messages become one group for each task and source."""
     if entries and list not in set(map(type, entries)):  # the usual case, detected without a loop in Python
-        return (_groups_of(cast("Sequence[Single]", entries)),)
-    return _mixed_batches_of(entries)
-
-
-def _mixed_batches_of(entries: Sequence[Single | Batch]) -> Iterator[Batch]:
+        return [_groups_of(cast("Sequence[Single]", entries))]
+    batches: list[Batch] = []
     for kind, some in groupby(entries, type):
         if kind is list:
-            yield from cast("Iterator[Batch]", some)
+            batches += cast("Iterable[Batch]", some)
         else:
-            yield _groups_of(list(cast("Iterator[Single]", some)))
+            batches.append(_groups_of(list(cast("Iterable[Single]", some))))
+    return batches
 
 
 def _groups_of(singles: Sequence[Single]) -> list[TaskGroup]:
