@@ -64,8 +64,6 @@ class _Member:
 class Registry:
     """Registers workers, distributes the tasks over them, and expires workers that do not answer.
 
-    topology, tasks, min_workers, expire_seconds: see Membership.
-
     A worker keeps its tasks while it is listed, not draining, and silent for less than `expire_seconds`. The
     tasks of leaving or lost workers move immediately. To balance, a task moves only after its last move ends.
     """

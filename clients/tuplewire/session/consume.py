@@ -21,7 +21,6 @@ from tuplewire.wire.messaging_pb2 import RejectedTask, Rejection, TaskCursor
 
 _MAX_REJECTIONS = 1000
 """Limit for the rejections of one task in one request, because a worker limits the size of requests."""
-_GROUP = attrgetter("group")
 MAX_DELAY_SECONDS = 7 * 86_400
 MAX_REASON_CHARS = 1000
 """The maximum length of a reason in characters. Longer reasons are truncated."""
@@ -76,7 +75,7 @@ class ArrivedBatch:
     @property
     def groups(self) -> list[TaskGroup]:
         """The messages, in order."""
-        return list(map(_GROUP, self.deliveries))
+        return [each.group for each in self.deliveries]
 
     def each_delivery(self) -> Iterator[ArrivedBatch]:
         """Yield each delivery separately. Only the last one requires an immediate acknowledgement."""

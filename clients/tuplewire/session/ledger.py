@@ -76,7 +76,6 @@ class LedgerSnapshot:
         return self.accepted == self.acknowledged + sum(self.dropped.values()) + self.pending
 
     def _repr_html_(self) -> str:
-        """Return the balance as an HTML table, for notebooks."""
         rows: list[tuple[str, object]] = [("accepted", self.accepted), ("acknowledged", self.acknowledged)]
         rows += [(f"dropped: {reason}", count) for reason, count in self.dropped.items() if count]
         title = "ledger (balanced)" if self.balanced else "ledger (NOT balanced: a defect, please report it)"

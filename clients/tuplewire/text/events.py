@@ -57,15 +57,12 @@ class LogRateLimiter:
     def count_event(self, kind: Hashable, count: int = 1) -> int:
         """Count events; return their number since the kind's last line, or 0 if a line is not due yet."""
         now = self._clock()
+        if now - self._interval_start >= self.quiet_seconds:
+            self._interval_start, self._lines = now, 0
         last_line_at, suppressed = self._last_lines.pop(kind, (-math.inf, 0))
-        may_log = now - last_line_at >= self.quiet_seconds and self._take_line(now)
+        may_log = now - last_line_at >= self.quiet_seconds and self._lines < _MAX_LINES
+        self._lines += may_log
         if len(self._last_lines) >= _MAX_KINDS:  # peers choose the kinds, so the memory for them is bounded
             del self._last_lines[next(iter(self._last_lines))]
         self._last_lines[kind] = (now, 0) if may_log else (last_line_at, suppressed + count)
         return suppressed + count if may_log else 0
-
-    def _take_line(self, now: float) -> bool:
-        if now - self._interval_start >= self.quiet_seconds:
-            self._interval_start, self._lines = now, 0
-        self._lines += 1
-        return self._lines <= _MAX_LINES

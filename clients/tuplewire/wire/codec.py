@@ -50,11 +50,10 @@ def encode_frame(
     """Return an encoded SendRequest or RecvResponse with one frame.
 
     Args:
-        sequence, ack_immediately: Fields of Frame.
         runs: Lists of groups that are written as one group. The groups of a run differ only in their columns.
         first_sequences: For Recv, the sequence of each run's first message. For Send, groups contain it.
         accepted_micros: The time of acceptance of each run's first message.
-        assignment_version, closed_flows: Fields of Frame, for Send.
+        assignment_version, closed_flows: For Send.
     """
     frame_accepted = accepted_micros[0] if accepted_micros else 0
     frame = OpaqueFrame(
