@@ -128,7 +128,7 @@ class WorkerProcesses:
 
     def _command(self, index: int) -> Command:
         log = self.log_path(index)
-        socket = log.with_suffix(".sock")
+        socket = log.with_suffix(".sock").absolute()  # as a worker and its clients require
         if len(os.fsencode(socket)) > _MAX_SOCKET_PATH_BYTES:  # the given directory may have a long path
             socket = self._temporary_directory(_MAX_SOCKET_PATH_BYTES - len("/worker.sock")) / "worker.sock"
         arguments = worker_command(

@@ -243,6 +243,14 @@ def test_local_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     assert "reason=stdin_eof" in (tmp_path / "worker-0.log").read_text()
 
 
+def test_directory_of_local_workers_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory may be relative; the address of the socket in it is absolute."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with WorkerProcesses(1, "pair", directory=Path("here")) as workers:
+        assert workers.endpoints[0].unix_address == f"unix://{tmp_path}/here/worker-0.sock"
+
+
 def test_addresses_of_a_killed_worker_are_not_used(tmp_path: Path) -> None:
     """A killed worker leaves a file with its addresses. The next start in its directory waits for others."""
     workers = WorkerProcesses(1, "pair", directory=tmp_path)
