@@ -26,7 +26,8 @@ from tuplewire.values.group import check_task
 logger = event_logger(__name__)
 
 Workers: TypeAlias = Sequence[str] | Callable[[], Iterable[str] | Mapping[str, str]]
-"""Addresses (host:port), or a function that returns addresses or a mapping from addresses to owners."""
+"""Addresses (host:port), or a function that returns addresses or a mapping from addresses to owners. After an
+error of the function, the last addresses stay."""
 
 _CALL_SECONDS = 3.0
 _WARNINGS = {"worker.unresponsive", "worker.expired", "assignment.refused", "membership.superseded"}
@@ -218,10 +219,11 @@ class Membership:
         try:
             self._name_of = _checked_addresses(self._workers() if callable(self._workers) else self._workers)
             self._problem = ""
-        except (TuplewireError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the program's function may raise anything
+            reason = str(error) if isinstance(error, TuplewireError | OSError) else repr(error)
             if not self._problem:
-                logger.warning("membership.discovery_failed", extra={"reason": str(error)})
-            self._problem = str(error)
+                logger.warning("membership.discovery_failed", extra={"reason": reason})
+            self._problem = reason
 
 
 def _checked_addresses(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
