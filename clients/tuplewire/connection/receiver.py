@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -261,7 +260,7 @@ class Receiver(Inbox):
             self._search_task = report_errors(self.loop.create_task(search, name="find tasks"))
 
     async def _search_owners(self, connections: WorkerConnections) -> None:
-        backoff = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS, random.random)
+        backoff = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS)
         while not self.connected and self.failure is None:
             # Without a refusal, the worker probably still owns its tasks, and the stream returns.
             if self._refusing_address is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -166,7 +165,7 @@ class ReconnectingSession(ABC):
         3. A defect ends the session, and the loop's exception handler reports it.
         """
         settings = self._settings
-        backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
+        backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds)
         while self._needs_stream:
             try:
                 await self._open_and_run(backoff)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from random import random
 
 
 class Backoff:
@@ -11,16 +11,15 @@ class Backoff:
     Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
 
-    def __init__(self, initial: float, maximum: float, random: Callable[[], float]) -> None:
+    def __init__(self, initial: float, maximum: float) -> None:
         self._initial = self._ceiling = initial
         self._maximum = maximum
-        self._random = random
 
     def next(self) -> float:
         """Return the next delay: uniformly distributed between 0 and the cap of this attempt."""
         ceiling = min(self._maximum, self._ceiling)
         self._ceiling = 2 * ceiling
-        return ceiling * self._random()
+        return ceiling * random()  # noqa: S311 - no secret
 
     def reset(self) -> None:
         """Reset the delay, because an attempt succeeded."""

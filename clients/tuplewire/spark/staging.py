@@ -6,7 +6,6 @@ workers and the pieces that are not full yet. Not thread-safe. Design: docs/desi
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
 from collections import defaultdict
@@ -191,7 +190,7 @@ class AttemptStager(SinkWorkers):
         """Send the next piece to a worker; to other workers if it has no piece of this attempt and fails."""
         piece = self._pieces[peer]
         retry, warnings = RetryDeadline(self._timeout), LogRateLimiter()
-        backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
+        backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds)
         request = pb.StageRequest(
             **self._fields(peer),
             partition=self._partition,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+from time import monotonic
 from typing import Any, ClassVar
 
 from tuplewire.text.formatting import escape_value
@@ -47,8 +47,7 @@ class LogRateLimiter:
     DEFAULT_INTERVAL_SECONDS: ClassVar[float] = 60.0
     quiet_seconds: ClassVar[float] = DEFAULT_INTERVAL_SECONDS
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._last_lines: dict[Hashable, tuple[float, int]] = {}
         """The time of the last line of each kind, and the number of events since then."""
         self._interval_start = -math.inf
@@ -56,7 +55,7 @@ class LogRateLimiter:
 
     def count_event(self, kind: Hashable, count: int = 1) -> int:
         """Count events; return their number since the kind's last line, or 0 if a line is not due yet."""
-        now = self._clock()
+        now = monotonic()
         if now - self._interval_start >= self.quiet_seconds:
             self._interval_start, self._lines = now, 0
         last_line_at, suppressed = self._last_lines.pop(kind, (-math.inf, 0))

@@ -82,7 +82,7 @@ async def _said_to(address: str) -> bytes:
 async def _served(path: Path) -> AsyncIterator[tuple[RestartingServer, str]]:
     """Run a server at a port and a socket; yield it with its address. Its main loop must end afterwards."""
     async with asyncio.timeout(30):
-        server = RestartingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0), 0o610)
+        server = RestartingServer(_make, None, Backoff(0.01, 0.1), 0o610)
         await server.start(["127.0.0.1:0", f"unix://{path}"])
         try:
             yield server, server.addresses[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.connection.pacer import BURST_FRAMES, SMALL_FRAME_BYTES, Pacer
+from tuplewire.session import backoff as backoff_module
 from tuplewire.session.backoff import Backoff
 
 INTERVAL = 0.001
@@ -35,12 +36,14 @@ def test_large_frames_never_wait_nor_make_others_wait() -> None:
     assert not pacing.record_write(50.0, 100)
 
 
-def test_backoff() -> None:
+def test_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ceiling of a delay doubles up to a maximum, until a success; the delay is random."""
-    backoff = Backoff(0.5, 3.0, lambda: 1.0)
+    monkeypatch.setattr(backoff_module, "random", lambda: 1.0)
+    backoff = Backoff(0.5, 3.0)
     assert [backoff.next() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     backoff.reset()
     assert backoff.next() == 0.5
     rolls = iter([0.0, 0.25, 0.99])
-    backoff = Backoff(1.0, 100.0, lambda: next(rolls))
+    monkeypatch.setattr(backoff_module, "random", lambda: next(rolls))
+    backoff = Backoff(1.0, 100.0)
     assert [backoff.next() for _ in range(3)] == [0.0, 0.5, 3.96]

@@ -10,6 +10,7 @@ from helpers.logged import logged
 
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.session.ledger import DropReason, SettledMessages
+from tuplewire.text import events
 from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.text.formatting import escape_unprintable, escape_value
 
@@ -59,10 +60,11 @@ def test_text_from_elsewhere_is_escaped() -> None:
 TOO_LARGE = SettledMessages(None, 7, 2, 300, DropReason.TOO_LARGE)
 
 
-def test_one_line_a_minute_for_each_kind_with_a_count() -> None:
+def test_one_line_a_minute_for_each_kind_with_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first event is logged immediately; the next log line counts the events in between."""
     now = 1000.0
-    rate = LogRateLimiter(lambda: now)
+    monkeypatch.setattr(events, "monotonic", lambda: now)
+    rate = LogRateLimiter()
     assert [
         rate.count_event("a", 5),
         rate.count_event("a"),
@@ -91,10 +93,11 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_all_kinds_together_are_bounded() -> None:
+def test_all_kinds_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invented kinds produce a hundred lines a minute; later lines have the counts, of a thousand kinds."""
     now = 1000.0
-    rate = LogRateLimiter(lambda: now)
+    monkeypatch.setattr(events, "monotonic", lambda: now)
+    rate = LogRateLimiter()
     assert sum(bool(rate.count_event(kind)) for kind in range(500)) == 100
     assert rate.count_event(499) == 0
     now += 60.0

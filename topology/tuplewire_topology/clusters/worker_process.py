@@ -7,7 +7,6 @@ worker. Thread-safe. Design: docs/design/topologies.md (control of processes).
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 import time
 from dataclasses import replace
@@ -82,7 +81,7 @@ class WorkerProcess:
         self._assignment: control_pb2.Assignment | None = None
         self._control: ControlClient | None = None
         self._remaining_restarts = settings.max_restarts
-        self._backoff = Backoff(_MIN_DELAY_SECONDS, _MAX_DELAY_SECONDS, random.random)
+        self._backoff = Backoff(_MIN_DELAY_SECONDS, _MAX_DELAY_SECONDS)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self.child = self._start()

@@ -8,7 +8,6 @@ thread-safe. Design: docs/design/sessions.md (transports), docs/design/identity.
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -158,7 +157,7 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
     async def _bind(self) -> int:
         settings, options = self._context.settings, self._context.options
         session = settings.session
-        backoff = Backoff(session.backoff_initial_seconds, session.backoff_max_seconds, random.random)
+        backoff = Backoff(session.backoff_initial_seconds, session.backoff_max_seconds)
         self._server = RestartingServer(self._new_server, options.tls, backoff, options.socket_mode)
         await self._server.start([f"{settings.host}:{self.port}", *settings.listen])
         self.addresses = self._server.addresses
