@@ -1,7 +1,5 @@
 """`python -m tuplewire` runs the command `tuplewire`, which is in the package of the worker."""
 
-from __future__ import annotations
-
 import runpy
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from itertools import count
 from threading import Lock
-from typing import Self
 
 from tuplewire import errors
 from tuplewire.connection.consuming_end import Callbacks
@@ -107,7 +107,7 @@ class _PendingRequests:
         return errors.NoAnswerError(text, task, *state[:3])
 
 
-class Asker(NotPicklable):
+class Asker(NotPicklable, AbstractContextManager["Asker"]):
     """Sends requests to tasks, and waits for the answers, which its own task receives. Thread-safe.
 
     A request is a message that names the task for its answer, its id, and the time at which this program
@@ -251,9 +251,6 @@ class Asker(NotPicklable):
         """End the subscription: calls that wait raise ClosedError. A second call does nothing."""
         if self._pid == os.getpid():
             messaging_thread().run(self._receiver.close())
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -13,9 +13,10 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from operator import index as to_int
-from typing import TYPE_CHECKING, NoReturn, Self, SupportsIndex
+from typing import TYPE_CHECKING, NoReturn, SupportsIndex
 
 from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.receiver import Receiver
@@ -176,7 +177,7 @@ class IterationLimit:
         return None if wait == math.inf else wait
 
 
-class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
+class Subscription(BaseSubscription, Iterator[TaskMessageBatch], AbstractContextManager["Subscription"]):
     """An iterator over the batches that arrive for some tasks. Not thread-safe.
 
     Each call for the next batch acknowledges the previous one; acknowledge() acknowledges it immediately. If
@@ -232,9 +233,6 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             if self._finished_count is not None:  # messages() has finished some messages of the batch
                 self.acknowledge(self._finished_count)
             self._thread.run(self._receiver.close())
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

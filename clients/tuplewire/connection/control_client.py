@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from operator import attrgetter
 from typing import Any, Self, TypeVar
@@ -40,7 +40,7 @@ _MAX_PARALLEL = 32
 _Answer = TypeVar("_Answer")
 
 
-class ControlClient:
+class ControlClient(AbstractContextManager["ControlClient"]):
     """A client of the worker at `address` (host:port, or unix:///path); use it as a context manager.
 
     address: default: TUPLEWIRE_ADDRESS. timeout: the limit of each call, in seconds. credentials: default:
@@ -66,9 +66,6 @@ class ControlClient:
         self._lock = threading.RLock()  # a logging handler may call this client in a thread that holds it
         self._connection: _Connection | None = None
         self._closed = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

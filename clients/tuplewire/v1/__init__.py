@@ -8,8 +8,6 @@ grpclib's `messaging_grpc`, is found next to this package: directories `tuplewir
 it. This package comes first.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
