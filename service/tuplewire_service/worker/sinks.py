@@ -80,9 +80,12 @@ class Sinks:
                 logger.warning("staging.full", extra=extra)
             return f"space for staged messages: {usage} are used"
         if placement is Placement.DISK:
-            # A cancelled request must not leave the write unaccounted for.
+            # A cancelled request must not leave the write unaccounted for. An error of the write is then
+            # awaited by no request, and must not count as a defect of the worker.
             write = asyncio.create_task(self._write(sink, attempt, groups))
-            await asyncio.shield(write)
+            write.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.wait([write])
+            await write
         return ""
 
     async def _write(self, sink: Sink, attempt: Attempt, groups: Sequence[TaskGroup]) -> None:

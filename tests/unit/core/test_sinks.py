@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any, cast
 
@@ -279,6 +280,30 @@ async def test_a_file_that_cannot_be_written_takes_no_room(tmp_path: Path) -> No
     with pytest.raises(ResourceLimitError):
         await sinks.stage(SINK, 1, name("0a", 2), 1, [TaskGroup.of(TASK, [b"y" * 900])])
     assert sinks.status().disk_bytes == 0
+
+
+async def test_a_cancelled_request_whose_write_fails_is_no_defect(tmp_path: Path) -> None:
+    """If a request is cancelled during its write, an error of the write is not reported to the loop."""
+    sinks, _ = made(
+        staging_memory_bytes=1500, staging_disk_bytes=10000, staging_directory=str(tmp_path / "gone")
+    )
+    defects: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: defects.append(context))
+    await sinks.stage(SINK, 1, name("0a", 1), 0, [TaskGroup.of(TASK, [b"x" * 900])])
+    groups = [TaskGroup.of(TASK, [b"y" * 900])]
+    request = asyncio.create_task(sinks.stage(SINK, 1, name("0a", 2), 1, groups))
+    await asyncio.sleep(0)
+    request.cancel()
+    while sinks.status().disk_bytes:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.wait([request])
+    assert request.cancelled()
+    del request  # its frames refer to the task of the write
+    await asyncio.sleep(0.01)
+    gc.collect()  # reports the errors of tasks that were not awaited
+    loop.set_exception_handler(None)
+    assert defects == []
 
 
 async def test_a_full_staging_area_is_logged(caplog: pytest.LogCaptureFixture) -> None:
