@@ -13,7 +13,9 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from helpers.ports import free_port
 
+from tuplewire.errors import BindError
 from tuplewire.session.backoff import Backoff
 from tuplewire_service.messaging.grpc.restarting_server import RestartingServer
 from tuplewire_service.testing import eventually
@@ -94,6 +96,19 @@ async def _served(path: Path) -> AsyncIterator[tuple[RestartingServer, str]]:
 async def _another() -> None:
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(eventually, lambda: _main_loops(loop), 20, "another server")
+
+
+async def test_a_failed_start_frees_the_addresses() -> None:
+    """If one address is in use, the addresses before it are free again."""
+    server = RestartingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0), None)
+    with socket.socket() as used, socket.socket() as other:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = free_port()
+        with pytest.raises(BindError):
+            await server.start([f"127.0.0.1:{port}", f"127.0.0.1:{used.getsockname()[1]}"])
+        other.bind(("127.0.0.1", port))
+    assert not _main_loops()
 
 
 async def test_another_server_takes_its_place(tmp_path: Path) -> None:

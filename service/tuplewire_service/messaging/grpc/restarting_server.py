@@ -55,7 +55,12 @@ class RestartingServer:
     async def start(self, addresses: Sequence[str]) -> None:
         """Bind all addresses; port 0 is any free port. Raises BindError."""
         server = self.make_server()
-        self.addresses = [self._listen(server, address) for address in addresses]
+        try:
+            self.addresses = [self._listen(server, address) for address in addresses]
+        except BindError:
+            await server.start()  # gRPC frees the addresses only of a started server
+            await server.stop(None)
+            raise
         await self._serve(server)
 
     async def stop(self, grace: float | None) -> None:
