@@ -137,8 +137,9 @@ class PendingHandshakes:
                 self._waiting[key] = timeout
                 if len(self._waiting) > MAX_PENDING_HANDSHAKES:
                     # An expired timeout ends the oldest wait; its removed key distinguishes the two errors.
-                    oldest = next(iter(self._waiting))
-                    self._waiting.pop(oldest).reschedule(asyncio.get_running_loop().time())
+                    oldest = self._waiting.pop(next(iter(self._waiting)))
+                    if not oldest.expired():  # its wait may end in this turn of the loop
+                        oldest.reschedule(asyncio.get_running_loop().time())
                 return await read()
         except TimeoutError:
             if key in self._waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from unittest.mock import AsyncMock
 
 import pytest
@@ -69,6 +70,22 @@ async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in waiting[2:]:
         each.cancel()
     await asyncio.wait(waiting[2:])
+    assert len(silent) == 0
+
+
+async def test_the_oldest_goes_while_its_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new stream is accepted even if the oldest silent one exceeds its time in the same turn."""
+    monkeypatch.setattr(streamed_stream, "MAX_PENDING_HANDSHAKES", 1)
+    monkeypatch.setattr(streamed_stream, "HANDSHAKE_SECONDS", 0.01)
+    silent = PendingHandshakes()
+    oldest = asyncio.create_task(silent.read_first(_never, "hello"))
+    await asyncio.sleep(0)
+    time.sleep(0.02)  # noqa: ASYNC251 - the loop is busy when the time ends
+    while not next(iter(silent._waiting.values())).expired():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert await silent.read_first(AsyncMock(return_value=b"x"), "hello") == b"x"
+    with pytest.raises(ResourceLimitError):
+        await oldest
     assert len(silent) == 0
 
 
