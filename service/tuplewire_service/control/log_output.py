@@ -7,6 +7,7 @@ lines. Thread-safe. Exception: change(). How-to: docs/how-to/debug.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
@@ -83,7 +84,9 @@ class LogOutput(logging.Handler, Collector):
     def emit(self, record: logging.LogRecord) -> None:
         level = logging.getLevelName(min(record.levelno, logging.ERROR))
         self._counts[level.lower()] += 1
-        self._lines.append(self.format(record)[:_MAX_LINE_LENGTH])
+        # If the arguments of a record do not fit its text, the other handler reports it.
+        with contextlib.suppress(Exception):
+            self._lines.append(self.format(record)[:_MAX_LINE_LENGTH])
 
     def change(self, level: str, interval_seconds: float, seconds: float, by: Mapping[str, str]) -> None:
         """Change the level, and the rate of events that peers can trigger. Call only from the event loop.

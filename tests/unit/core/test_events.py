@@ -13,6 +13,7 @@ from tuplewire.session.ledger import DropReason, SettledMessages
 from tuplewire.text import events
 from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.text.formatting import escape_unprintable, escape_value
+from tuplewire_service.control.log_output import EventFormatter, LogOutput
 
 logger = event_logger("tuplewire.test_events")
 
@@ -55,6 +56,17 @@ def test_text_from_elsewhere_is_escaped() -> None:
     """Control characters are escaped; letters of any language are unchanged."""
     assert escape_unprintable("\u65e5\u672c \x07\x9b\n\t\udc80") == "\u65e5\u672c \\x07\\x9b\\n\\t\\udc80"
     assert escape_unprintable("a\tb\n", keep="\n\t") == "a\tb\n"
+
+
+def test_a_record_with_wrong_arguments_is_no_error_for_its_caller() -> None:
+    """A record with arguments that do not fit its text raises no error, and later ones are stored."""
+    output = LogOutput("info", "text")
+    output.setFormatter(EventFormatter("text"))
+    for arguments in (("x",), (1,)):
+        output.handle(
+            logging.makeLogRecord({"msg": "%d rows", "args": arguments, "levelno": logging.WARNING})
+        )
+    assert [line.rpartition(" 1 ")[2] for line in output.lines()] == ["rows"]
 
 
 TOO_LARGE = SettledMessages(None, 7, 2, 300, DropReason.TOO_LARGE)
