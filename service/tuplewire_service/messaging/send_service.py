@@ -263,6 +263,8 @@ class SendService(StreamService):
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
         # In a task of its own, a message does not continue the coroutines of the caller, too.
         reader = stream.reader = asyncio.create_task(self._read(session, stream), name="receive")
+        if stream.reading_ended:  # the same for case 3
+            reader.cancel()
         try:
             await asyncio.wait([reader, stream.ending], return_when=asyncio.FIRST_COMPLETED)
             if not (stream.ending.done() or reader.cancelled()):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 import pytest
+from helpers.hostile import hello
+from helpers.topology import TOPOLOGY
 
 from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.grpc_channel import ERROR_KEY, grpc_stream_opener
@@ -19,7 +22,16 @@ from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import DrainingError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
+from tuplewire.values.group import TaskGroup
+from tuplewire.wire.codec import encode_frame
+from tuplewire_service.messaging import send_service
+from tuplewire_service.messaging.base import AcceptedPeers
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext
+from tuplewire_service.messaging.reception import Reception
+from tuplewire_service.messaging.send_service import SendService
+from tuplewire_service.messaging.server_stream import PendingHandshakes, ServerStream
+from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.testing.harness import Recorder
 
 
 @asynccontextmanager
@@ -56,6 +68,52 @@ async def test_a_failed_write_loses_nothing_that_has_arrived(*, reads: bool) -> 
                 with pytest.raises(StreamBroken):
                     await stream.read()
                 assert isinstance(await stream.end(), DrainingError)
+
+
+class SlowPeer(ServerStream):
+    """A stream to a peer that reads nothing before `reads` is set, and the error that ends it."""
+
+    peer = "test:1"
+
+    def __init__(self, *requests: bytes) -> None:
+        self.requests = list(requests)
+        self.reads = asyncio.Event()
+        self.error: TuplewireError | None = None
+
+    async def read(self) -> bytes | None:
+        if not self.requests:
+            await asyncio.Event().wait()
+        return self.requests.pop(0)
+
+    async def write(self, data: bytes) -> None:
+        del data
+        await self.reads.wait()
+
+    async def refuse(self, error: TuplewireError) -> NoReturn:
+        self.error = error
+        raise StreamBroken
+
+
+async def test_a_drain_refuses_messages_of_a_sender_that_has_not_read_its_welcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a drain has excluded a sender, no message of it arrives, even if it was still connecting."""
+    monkeypatch.setattr(send_service, "_STREAM_CLOSE_SECONDS", 0.01)
+    recorder = Recorder()
+    reception = Reception(lambda: None)
+    reception.register(recorder)
+    service = SendService(TOPOLOGY, TransportSettings(), PendingHandshakes(), Counter(), reception)
+    service.receiver_ready.set()
+    stream = SlowPeer(hello(), encode_frame(1, [[TaskGroup.of(1, [b"x"]).numbered(1, 0)]]))
+    serving = asyncio.create_task(service.serve(stream))
+    while not service._streams:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await service.set_accepted_peers(AcceptedPeers.WORKERS)
+    stream.reads.set()
+    await asyncio.wait([serving], timeout=5)
+    assert recorder.received() == []
+    assert isinstance(stream.error, DrainingError)
+    assert isinstance(serving.exception(), StreamBroken)
 
 
 async def test_others_have_their_turn_between_two_messages() -> None:
