@@ -283,9 +283,8 @@ class NetworkContext(StreamedContext):
         self, topology_id: str, host: str, port: int, expected_id: str = "", events: SendEvents | None = None
     ) -> StreamedClient:
         """Connect on the network's loop, with an id that is the same in each run."""
-        self._connection_count += 1
         settings, open_stream = self.settings, self._stream_opener(topology_id, host, port)
-        sender_id = f"{settings.worker_id}/{self._connection_count}"
+        sender_id = f"{settings.worker_id}/{next(self._numbers)}"
         identity = Identity(topology_id, sender_id, settings.incarnation, is_worker=True)
         address = f"{host}:{port}"
         return StreamedClient(

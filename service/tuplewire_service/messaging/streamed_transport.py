@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import threading
 import time
 import uuid
 from abc import abstractmethod
@@ -240,8 +242,9 @@ class StreamedContext(IContext):
 
     def __init__(self, settings: TransportSettings | None = None) -> None:
         self.settings = settings or self.settings_class.from_conf({})
+        self._lock = threading.Lock()
         self._connections: list[IConnection] = []
-        self._connection_count = 0
+        self._numbers = itertools.count(1)
         self._instance_id = uuid.uuid4().hex[:16]
 
     def prepare(self, conf: Mapping[str, Any]) -> None:
@@ -267,11 +270,10 @@ class StreamedContext(IContext):
         """See IContext; each connection is a separate session. For the other arguments, see SendingEnd."""
         settings = self.settings
         host = add_brackets(host)
-        self._connection_count += 1
         identity = Identity(
             topology_id,
             # After a restart, the clock may be behind; a new sender id keeps the incarnation valid.
-            f"{settings.worker_id or uuid.uuid4()}/{self._instance_id}.{self._connection_count}",
+            f"{settings.worker_id or uuid.uuid4()}/{self._instance_id}.{next(self._numbers)}",
             settings.incarnation,
             is_worker=bool(settings.worker_id),
         )
@@ -282,11 +284,14 @@ class StreamedContext(IContext):
         return self._register(StreamedClient(end))
 
     def _register(self, connection: _Connection) -> _Connection:
-        self._connections = [each for each in self._connections if each.status is not ConnectionStatus.CLOSED]
-        self._connections.append(connection)
+        with self._lock:
+            closed = ConnectionStatus.CLOSED
+            self._connections = [each for each in self._connections if each.status is not closed]
+            self._connections.append(connection)
         return connection
 
     def term(self) -> None:
-        connections, self._connections = self._connections, []
+        with self._lock:
+            connections, self._connections = self._connections, []
         for connection in reversed(connections):
             connection.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -25,8 +26,9 @@ from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.codec import encode_frame
 from tuplewire_service.messaging import send_service
-from tuplewire_service.messaging.base import AcceptedPeers
+from tuplewire_service.messaging.base import AcceptedPeers, ConnectionStatus
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext
+from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.send_service import SendService
 from tuplewire_service.messaging.server_stream import PendingHandshakes, ServerStream
@@ -114,6 +116,38 @@ async def test_a_drain_refuses_messages_of_a_sender_that_has_not_read_its_welcom
     assert recorder.received() == []
     assert isinstance(stream.error, DrainingError)
     assert isinstance(serving.exception(), StreamBroken)
+
+
+def test_connections_of_several_threads_are_all_closed() -> None:
+    """A connection is closed with its context, even if another thread connects at the same time."""
+    context, closed = LocalContext(), set[object]()
+
+    class Connection:
+        on_status: Callable[[], object] | None = None
+
+        @property
+        def status(self) -> ConnectionStatus:
+            on_status, self.on_status = self.on_status, None
+            if on_status is not None:
+                on_status()
+            return ConnectionStatus.READY
+
+        def close(self) -> None:
+            closed.add(self)
+
+    connections: list[Any] = [Connection() for _ in range(3)]
+    context._register(connections[0])
+    other = threading.Thread(target=context._register, args=(connections[1],))
+
+    def register_other() -> None:
+        other.start()
+        other.join(0.1)
+
+    connections[0].on_status = register_other
+    context._register(connections[2])
+    other.join()
+    context.term()
+    assert closed == set(connections)
 
 
 async def test_others_have_their_turn_between_two_messages() -> None:
