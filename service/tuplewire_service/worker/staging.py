@@ -53,9 +53,7 @@ class Placement(enum.Enum):
     MEMORY = "memory"
     DISK = "disk"
     NO_SPACE = "no space"
-    """There is no space now."""
     STAGED = "staged"
-    """The piece is already staged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +103,7 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class _OpenEpoch:
+    sink: Sink
     epoch: int
     opened: float
     last_used_at: float
@@ -125,7 +124,6 @@ class Staging:
     disk_bytes: int = 0
     """The same in files."""
     no_space_count: int = 0
-    """Number of times that a piece found no space."""
     _epochs: dict[Sink, _OpenEpoch] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -146,21 +144,15 @@ class Staging:
         """
         state = self._open(sink, epoch, now)
         try:
-            return self._place(sink, state, name, piece, groups, now)
+            return self._place(state, name, piece, groups, now)
         except TuplewireError:
             attempt = state.attempts.get(name.attempt_id)
             # An epoch without attempts would count as open until it expires.
-            self._forget(sink, state, [name.attempt_id] if attempt is not None and not attempt.pieces else [])
+            self._forget(state, [name.attempt_id] if attempt is not None and not attempt.pieces else [])
             raise
 
     def _place(
-        self,
-        sink: Sink,
-        state: _OpenEpoch,
-        name: AttemptName,
-        piece: int,
-        groups: Sequence[TaskGroup],
-        now: float,
+        self, state: _OpenEpoch, name: AttemptName, piece: int, groups: Sequence[TaskGroup], now: float
     ) -> tuple[Placement, Attempt]:
         """Find a place for a piece.
 
@@ -187,9 +179,9 @@ class Staging:
         # 4. A restarted worker has lost its staged messages.
         if piece != attempt.pieces:
             raise SequenceGapError(
-                f"sink {sink[1]!r}: piece {piece} of attempt {name.attempt_id} in epoch {state.epoch} does "
-                "not follow the last one that is here: this worker has started since, or has dropped the "
-                "attempt; run the Spark task again"
+                f"sink {state.sink[1]!r}: piece {piece} of attempt {name.attempt_id} in epoch {state.epoch} "
+                "does not follow the last one that is here: this worker has started since, or has dropped "
+                "the attempt; run the Spark task again"
             )
         size = sum(map(wire_bytes, groups))
         placement = self._placement(size, len(groups), self.memory_bytes, self.disk_bytes)
@@ -200,7 +192,7 @@ class Staging:
         if placement is Placement.NO_SPACE:
             self.no_space_count += 1
             state.waits_since = now if state.waits_since is None else state.waits_since
-            self._check_feasible(sink, state, attempt, (size, len(groups)))
+            self._check_feasible(state, attempt, (size, len(groups)))
             return placement, attempt
         state.waits_since = None
         # 6. A piece in the file counts as staged once a thread has written it; see on_written().
@@ -226,7 +218,7 @@ class Staging:
         """Drop an attempt after a failed write."""
         attempt.is_writing = False
         if (state := self._epochs.get(sink)) is not None:
-            self._forget(sink, state, [key for key, each in state.attempts.items() if each is attempt])
+            self._forget(state, [key for key, each in state.attempts.items() if each is attempt])
         attempt.close()
 
     def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Attempt]:
@@ -269,19 +261,21 @@ class Staging:
         """Drop the staged messages of an attempt; without an attempt, of the whole epoch."""
         state = self._epochs.get(sink)
         if state is not None and state.epoch == epoch:
-            self._forget(sink, state, [each for each in state.attempts if attempt_id in {"", each}])
+            self._forget(state, [each for each in state.attempts if attempt_id in {"", each}])
 
     def keep_only(self, sink: Sink, epoch: int, attempt_ids: Container[str]) -> None:
         """Drop a sink's messages of this and earlier epochs, except for these attempts."""
         state = self._epochs.get(sink)
         if state is not None and state.epoch <= epoch:
             kept = attempt_ids if state.epoch == epoch else ()
-            self._forget(sink, state, [each for each in state.attempts if each not in kept])
+            self._forget(state, [each for each in state.attempts if each not in kept])
 
     def expire(self, now: float) -> list[tuple[Sink, int]]:
         """Drop and return the epochs that were unused for too long."""
-        old = [sink for sink, each in self._epochs.items() if each.last_used_at < now - self.expiry_seconds]
-        return [(sink, self._close(sink)) for sink in old]
+        old = [each for each in self._epochs.values() if each.last_used_at < now - self.expiry_seconds]
+        for state in old:
+            self._forget(state, list(state.attempts))
+        return [(state.sink, state.epoch) for state in old]
 
     def _open(self, sink: Sink, epoch: int, now: float) -> _OpenEpoch:
         state = self._epochs.get(sink)
@@ -292,22 +286,17 @@ class Staging:
             )
         # Epochs of a sink only grow, so no attempt of the earlier one is chosen after this.
         if state is not None and epoch > state.epoch:
-            self._close(sink)
+            self._forget(state, list(state.attempts))
             state = None
         if state is None:
-            state = self._epochs[sink] = _OpenEpoch(epoch, now, now)
+            state = self._epochs[sink] = _OpenEpoch(sink, epoch, now, now)
         return state
 
-    def _close(self, sink: Sink) -> int:
-        state = self._epochs[sink]
-        self._forget(sink, state, list(state.attempts))
-        return state.epoch
-
-    def _forget(self, sink: Sink, state: _OpenEpoch, attempt_ids: Iterable[str]) -> None:
+    def _forget(self, state: _OpenEpoch, attempt_ids: Iterable[str]) -> None:
         for attempt_id in attempt_ids:
             self._drop(state.attempts.pop(attempt_id))
         if not state.attempts:
-            del self._epochs[sink]
+            del self._epochs[state.sink]
 
     def _add_usage(self, attempt: Attempt, memory: int, disk: int) -> None:
         attempt.memory_bytes += memory
@@ -346,7 +335,7 @@ class Staging:
                 if attempt is not latest[attempt.partition] and attempt.last_used < now - IDLE_SECONDS:
                     self._drop(state.attempts.pop(attempt_id))
 
-    def _check_feasible(self, sink: Sink, state: _OpenEpoch, attempt: Attempt, size: tuple[int, int]) -> None:
+    def _check_feasible(self, state: _OpenEpoch, attempt: Attempt, size: tuple[int, int]) -> None:
         """Raise an error if no action of others can make space for a piece (size and groups)."""
         # Assume that only one attempt for each partition remains.
         attempts = {each.partition: each for each in state.attempts.values()}
@@ -362,7 +351,7 @@ class Staging:
             # The others can continue without this attempt.
             error, problem = ResourceLimitError, "the waiting epochs of this and other sinks do not all fit"
         raise error(
-            f"sink {sink[1]!r}: {problem} into this worker's staging space, "
+            f"sink {state.sink[1]!r}: {problem} into this worker's staging space, "
             f"{self.max_memory} bytes in memory and {self.max_disk} in files; raise its "
             "staging_disk_bytes and staging_memory_bytes, or write less in a micro-batch. "
             "Options such as maxFilesPerTrigger limit a micro-batch"
