@@ -108,12 +108,7 @@ class RecvService(StreamService):
         """Serve one stream from subscribe to end."""
         subscription: ISubscription | None = None
         try:
-            # Before a subscription, a stream ends in one of four ways:
-            # 1. The caller is not admitted.
-            # 2. No subscribe arrives in time, or newer silent streams displace it; see PendingHandshakes.
-            # 3. The peer closes its side before the subscribe. This is not an error.
-            # 4. The subscribe is refused; see _open().
-            # For a stream with a subscription, see RecvStream.run().
+            # For the ends without a subscription, see StreamService; for the others, see RecvStream.run().
             access = stream.admit()
             denial: asyncio.Future[RefusedError] = asyncio.get_running_loop().create_future()
             with access.track_stream(denial.set_result):

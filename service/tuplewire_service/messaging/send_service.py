@@ -133,12 +133,7 @@ class SendService(StreamService):
         stream = SenderStream(server_stream)
         session: Session | None = None
         try:
-            # Before there is a session, a stream ends in one of four ways:
-            # 1. The caller is not admitted.
-            # 2. No hello arrives in time, or too many newer streams are silent too; see PendingHandshakes.
-            # 3. The peer closes its side before the hello. This is not an error.
-            # 4. The hello is refused; see _open_session().
-            # For a stream that carries a session, see _serve_stream().
+            # For the ends without a session, see StreamService; for the others, see _serve_stream().
             access = server_stream.admit()
             with access.track_stream(stream.end):
                 hello = await self._read_hello(server_stream)

@@ -156,7 +156,13 @@ class PendingHandshakes:
 class StreamService:
     """The base of a bound server's stream services. Call only from the event loop.
 
-    All services of a server share `pending_handshakes`; `refused_streams` counts by error code.
+    All services of a server share `pending_handshakes`; `refused_streams` counts by error code. Before its
+    first message is accepted, a stream ends in one of four ways:
+
+    1. The caller is not admitted.
+    2. No message arrives in time, or newer silent streams displace this one; see PendingHandshakes.
+    3. The peer closes its side before the message. This is not an error.
+    4. The message is refused.
     """
 
     topology: str
