@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,8 +56,6 @@ class SendService(StreamService):
         self.receiver_ready = asyncio.Event()
         """Set once a callback or recv() receives messages; until then, senders retain them."""
         self.intake = AcceptedPeers.ALL
-        self.tasks_without_credit: Counter[int] = Counter()
-        """By task, the number of connected sessions without credit; the longest blocked first."""
         self._ending = False
         self.sender_sessions = SenderSessions(self.settings, self.reception.forget)
         self._last_session_id = 0
@@ -136,9 +134,13 @@ class SendService(StreamService):
             # For the ends without a session, see StreamService; for the others, see _serve_stream().
             access = server_stream.admit()
             with access.track_stream(stream.end):
-                hello = await self._read_hello(server_stream)
-                if hello is None:
+                data = await self.pending_handshakes.read_first(server_stream.read, "hello")
+                if data is None:
                     return
+                request = _decode_request(data)
+                if isinstance(request, _FRAME_TYPES) or not request.HasField("hello"):
+                    raise MalformedError("the first request of a Send stream must be a hello")
+                hello = request.hello
                 peer_level = _peer_level(hello, access)
                 session = self._open_session(hello, peer_level, access)
                 stream.peer_level = peer_level
@@ -167,15 +169,6 @@ class SendService(StreamService):
         if session.worker_number:
             self.reception.callback.on_worker_connection(session.worker_number, connected=connected)
 
-    async def _read_hello(self, server_stream: ServerStream) -> pb.Hello | None:
-        data = await self.pending_handshakes.read_first(server_stream.read, "hello")
-        if data is None:
-            return None
-        request = _decode_request(data)
-        if isinstance(request, _FRAME_TYPES) or not request.HasField("hello"):
-            raise MalformedError("the first request of a Send stream must be a hello")
-        return request.hello
-
     def _open_session(self, hello: pb.Hello, peer_level: AcceptedPeers, access: AccessRights) -> Session:
         self._check_peer("sender", hello)
         access.check_send(hello.topology, as_worker=hello.kind == pb.PEER_KIND_WORKER)
@@ -188,7 +181,7 @@ class SendService(StreamService):
             raise error
         if peer_level > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
-        session = self.sender_sessions.get((access.owner, hello.sender_id))
+        session = self.sender_sessions.by_key.get((access.owner, hello.sender_id))
         if session is not None and session.state.incarnation != hello.incarnation:
             newest = max(session.state.incarnation, hello.incarnation)
             stale_error = StaleIncarnationError(
@@ -208,7 +201,7 @@ class SendService(StreamService):
             self.sender_sessions.forget((access.owner, hello.sender_id))
             # The clock makes it unique across restarts of this worker.
             session_id = self._last_session_id = max(self._last_session_id + 1, time.time_ns())
-            session = Session(hello, access, session_id, self.sender_sessions, self.tasks_without_credit)
+            session = Session(hello, access, session_id, self.sender_sessions)
             session.departure_count_at_start = self._departure_count
             self.sender_sessions.add(session)
         # Each stream has its own rights, because tokens and rules may have changed.
@@ -299,7 +292,7 @@ class SendService(StreamService):
                 if session.worker_number and request.goodbye.departures:
                     self.reception.callback.on_workers_departed(request.goodbye.departures)
                 # A newer incarnation may have replaced the session.
-                if self.sender_sessions.get(session.key) is session:
+                if self.sender_sessions.by_key.get(session.key) is session:
                     self.sender_sessions.forget(session.key)
                 return
             if kind == "watch_releases":

@@ -29,7 +29,6 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 CLIENT_SOURCE = "client"
 OWN_PROGRAM_SOURCE = "executors"
-"""The source of the messages of a worker's own program."""
 SessionKey = tuple[str, str]
 """The owner, see AccessRights, and the sender's id. Without authentication, the owner is empty."""
 MAX_SESSIONS = 10_000
@@ -56,9 +55,7 @@ class SenderStream:
         self.peer_level = AcceptedPeers.ALL
         """The lowest intake level that accepts this stream."""
         self.drain_notified = False
-        """True if the sender was notified of a drain."""
         self.read_finished = asyncio.Event()
-        """Set once nothing more is read."""
         self.reading_ended = False
         """True if reading ended before the sender closed its side."""
 
@@ -94,14 +91,8 @@ class Session:
     """A sender's session; it outlives its streams. Call only from the event loop."""
 
     def __init__(
-        self,
-        hello: pb.Hello,
-        access: AccessRights,
-        session_id: int,
-        sessions: SenderSessions,
-        blocked: Counter[int],
+        self, hello: pb.Hello, access: AccessRights, session_id: int, sessions: SenderSessions
     ) -> None:
-        """Start a session. For `blocked`, see SessionCredit."""
         self.session_id = session_id
         """Differs for each session of a sender, on this or another worker."""
         self.key = access.owner, hello.sender_id
@@ -117,9 +108,11 @@ class Session:
         self.ack_mode = pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED
         # A worker forwards messages that are forwarded again only during a move, which waits for releases.
         self.awaits_releases = processed or worker
-        limit = sessions.settings.session.max_message_bytes
         credit = SessionCredit(
-            sessions.shares, max_message_bytes=limit, grants_every_release=processed, blocked_sessions=blocked
+            sessions.shares,
+            max_message_bytes=sessions.settings.session.max_message_bytes,
+            grants_every_release=processed,
+            blocked_sessions=sessions.tasks_without_credit,
         )
         self.state = ReceiveSession(hello.incarnation, credit)
         self.has_no_share = False
@@ -132,7 +125,6 @@ class Session:
         """Ends the share of a disconnected sender, and later its session."""
         self.stream: SenderStream | None = None
         self.departure_count_at_start = 0
-        """Number of departed workers at the start of the session."""
         self.access = access
         """The rights of the client that carries the session now."""
         self._inbounds: dict[int, _PathInboundSession] = {}
@@ -221,20 +213,22 @@ class SenderSessions:
         smallest = Amount(_MIN_WINDOW_MESSAGES, settings.session.max_message_bytes)
         self.shares = QueueShares(Amount(settings.receive_messages, settings.receive_bytes), smallest)
         self.settings = settings
-        self._sessions: dict[SessionKey, Session] = {}
+        self.tasks_without_credit: Counter[int] = Counter()
+        """By task, the number of connected sessions without credit; the longest blocked first."""
+        self.by_key: dict[SessionKey, Session] = {}
         self._sharing_sessions: dict[SessionKey, Session] = {}
         self._on_disconnect = on_last_session_end
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the numbers of sessions with and without a share, in all and by identity."""
         status.sharing_session_count += len(self._sharing_sessions)
-        status.resumable_session_count += len(self._sessions) - len(self._sharing_sessions)
+        status.resumable_session_count += len(self.by_key) - len(self._sharing_sessions)
         window = self.shares.smallest_share.messages
         # Several servers of a worker add to the same status.
         if not status.HasField("smallest_window_messages") or window < status.smallest_window_messages:
             status.smallest_window_messages = window
         sharing = Counter(owner for owner, _ in self._sharing_sessions)
-        for identity, count in Counter(owner for owner, _ in self._sessions).items():
+        for identity, count in Counter(owner for owner, _ in self.by_key).items():
             # Without authentication, the owner is empty, and there are no identities to count.
             if identity:
                 identity_counts = status.identities[identity]
@@ -244,23 +238,19 @@ class SenderSessions:
     def session_statuses(self) -> list[SessionStatus]:
         """Return the status of every session."""
         now, window = asyncio.get_running_loop().time(), self.shares.initial_share.messages
-        return [each.status(now, window) for each in self._sessions.values()]
-
-    def get(self, key: SessionKey) -> Session | None:
-        """Return a sender's session, or None."""
-        return self._sessions.get(key)
+        return [each.status(now, window) for each in self.by_key.values()]
 
     def add(self, session: Session) -> None:
         """Add a new session. Raises ResourceLimitError if all remembered sessions are connected."""
-        if len(self._sessions) >= MAX_SESSIONS:
+        if len(self.by_key) >= MAX_SESSIONS:
             # A disconnected session moves to the end, so the first has been disconnected longest.
-            idle = next((key for key, each in self._sessions.items() if each.stream is None), None)
+            idle = next((key for key, each in self.by_key.items() if each.stream is None), None)
             if idle is None:
                 raise ResourceLimitError(
                     f"{MAX_SESSIONS} senders are connected already; close some, or use another worker"
                 )
             self.forget(idle)
-        self._sessions[session.key] = session
+        self.by_key[session.key] = session
         self._grant_share(session)
 
     def on_connected(self, session: Session) -> None:
@@ -277,11 +267,11 @@ class SenderSessions:
 
     def on_disconnected(self, session: Session) -> bool:
         """Start the lease of a disconnected sender; return False if the session was forgotten."""
-        if self._sessions.get(session.key) is not session:
+        if self.by_key.get(session.key) is not session:
             return False
         session.state.credit.on_disconnected()
         # To the end, because add() forgets the first disconnected session.
-        self._sessions[session.key] = self._sessions.pop(session.key)
+        self.by_key[session.key] = self.by_key.pop(session.key)
         loop = asyncio.get_running_loop()
         session.connection_changed_at = loop.time()
         session.expiry_timer = loop.call_later(SHARE_LEASE_SECONDS, self._on_lease_expired, session)
@@ -295,7 +285,7 @@ class SenderSessions:
 
     def forget(self, key: SessionKey) -> None:
         """End a sender's session, if any: after a goodbye, a restart, the timeout, or to admit another."""
-        session = self._sessions.pop(key, None)
+        session = self.by_key.pop(key, None)
         if session is None:
             return
         if session.expiry_timer is not None:
@@ -308,7 +298,7 @@ class SenderSessions:
 
     def _report_if_disconnected(self, worker_id: str) -> None:
         """Report that a worker is disconnected, unless it has another session."""
-        if all(each.source != worker_id for each in self._sessions.values()):
+        if all(each.source != worker_id for each in self.by_key.values()):
             self._on_disconnect(worker_id)
 
     def _grant_share(self, session: Session) -> None:

@@ -45,7 +45,6 @@ class Servers:
     peer_addresses: list[str] = field(default_factory=list)
     """The addresses of a separate server for peers."""
     own_program_address: str = ""
-    """The address for the program in this process."""
 
     async def start(self, port: int, peers_port: int, callback: IConnectionCallback) -> None:
         """Bind, and start to serve. Raises BindError."""
@@ -59,7 +58,7 @@ class Servers:
         # bind() waits for the messaging loop, so it must not run on it.
         server = await asyncio.to_thread(context.bind, self.topology, port, callback)
         self.all_servers.append(server)
-        self.blocked_by_server.append(server.send_service.tasks_without_credit)
+        self.blocked_by_server.append(server.send_service.sender_sessions.tasks_without_credit)
         return list(server.addresses)
 
     async def set_accepted_peers(self, intake: AcceptedPeers) -> None:
