@@ -238,23 +238,21 @@ class ServiceHandlers(grpc.GenericRpcHandler):
     """
 
     def __init__(self, check: CallCheck) -> None:
-        self._handlers: list[grpc.GenericRpcHandler] = []
+        self._methods: dict[str, Any] = {}
         self._check = check
         self.pending_handshakes = PendingHandshakes()
 
-    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
-        """Add the handlers of a service."""
-        self._handlers.extend(handlers)
+    def add_generic_rpc_handlers(self, _handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        """Do nothing: the generated functions also add the same methods by name."""
 
-    def add_registered_method_handlers(self, _service: str, _handlers: dict[str, Any]) -> None:
-        """Do nothing: the generic handlers serve the same methods on all servers."""
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Add the methods of a service."""
+        self._methods.update((f"/{service}/{name}", method) for name, method in handlers.items())
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        found: list[Any] = [each.service(handler_call_details) for each in self._handlers]
-        method = next(filter(None, found), None)
-        if method is None:
+        path = handler_call_details.method
+        if (method := self._methods.get(path)) is None:
             return None
-        path = str(handler_call_details.method)
 
         async def answer(_: object, context: Call) -> None:
             stream: ServerStream = GrpcServerStream(context, None)
