@@ -17,14 +17,7 @@ from typing import Any
 import grpc
 
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.errors import (
-    ConfigError,
-    DrainingError,
-    MalformedError,
-    MessageError,
-    NotReadyError,
-    RefusedError,
-)
+from tuplewire.errors import ConfigError, DrainingError, MalformedError, MessageError, RefusedError
 from tuplewire.session.ledger import DropReason
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import check_task
@@ -85,10 +78,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     call_program: Callable[[bytes], bytes]
     reserved_names: frozenset[str] = frozenset()
 
-    def __post_init__(self) -> None:
-        self._tap_errors: dict[asyncio.Event, RefusedError | None] = {}
-        """The events that wake the open taps, with the errors that end them."""
-
     async def GetStatus(self, request: pb.GetStatusRequest, context: Call) -> pb.GetStatusResponse:
         access = self.admit(context)
         if request.membership_poll_seconds:
@@ -148,35 +137,27 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         woken = asyncio.Event()
         taps = self.worker.router.taps
         tap = taps.open_tap(wanted, woken.set)
-        self._tap_errors[woken] = None
         by = {"client": context.peer(), "identity": access.owner, "tasks": format_tasks(wanted.tasks) or "*"}
         logger.info("tap.started", extra={**by, "sample": wanted.sample, "per_second": wanted.max_per_second})
         began = time.monotonic()
         try:
-            with access.track_stream(lambda error: self._end_tap(woken, error)):
+            with access.track_stream(tap.end):
                 while True:
                     woken.clear()
                     yield tap.take()
                     await woken.wait()
-                    if (error := self._tap_errors[woken]) is not None:
-                        raise error
-                    if tap.failed:
-                        raise NotReadyError("the tap has a defect, which is in the worker's log: report it")
+                    if tap.error is not None:
+                        raise tap.error
                     await asyncio.sleep(_TAP_BATCH_SECONDS)
         finally:
-            del self._tap_errors[woken]
             taps.close_tap(tap)
             counts = {name: getattr(tap, f"{name}_messages") for name in ("shown", "omitted", "passed")}
             logger.info("tap.ended", extra={**by, **counts, "seconds": round(time.monotonic() - began, 1)})
 
     def end_taps(self) -> None:
         """End every tap, because the worker drains."""
-        for woken in self._tap_errors:
-            self._end_tap(woken, DrainingError("the worker is draining, and has closed the tap"))
-
-    def _end_tap(self, woken: asyncio.Event, error: RefusedError) -> None:
-        self._tap_errors[woken] = error
-        woken.set()
+        for tap in self.worker.router.taps.open_taps:
+            tap.end(DrainingError("the worker is draining, and has closed the tap"))
 
     async def GetDebug(
         self, _request: pb.GetDebugRequest, context: Call

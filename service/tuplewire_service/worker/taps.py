@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from tuplewire.errors import ResourceLimitError
+from tuplewire.errors import NotReadyError, RefusedError, ResourceLimitError
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
@@ -38,11 +38,11 @@ class Tap:
     """
 
     def __init__(self, request: pb.TapRequest, wake: Callable[[], None]) -> None:
-        """Open a tap. `wake` is called when take() has messages, or after a defect."""
+        """Open a tap. `wake` is called when take() has messages, or the tap has an error."""
         self.tasks = frozenset(request.tasks)
         self._request = request
         self.passed_messages = self.omitted_messages = self.shown_messages = 0
-        self.failed = False
+        self.error: RefusedError | None = None
         self.wake = wake
         self._random = random.Random()  # noqa: S311 - a sample is not a secret
         self._sample_carry = 0.0
@@ -78,6 +78,11 @@ class Tap:
                 self.shown_messages += 1
                 uncopied -= 1
         self.omitted_messages += uncopied
+        self.wake()
+
+    def end(self, error: RefusedError) -> None:
+        """End the tap with an error."""
+        self.error = error
         self.wake()
 
     def take(self) -> pb.TapResponse:
@@ -156,8 +161,7 @@ class Taps:
             except Exception:
                 logger.exception("tap.failed")
                 self.open_taps.remove(tap)
-                tap.failed = True
-                tap.wake()
+                tap.end(NotReadyError("the tap has a defect, which is in the worker's log: report it"))
 
     def status(self) -> pb.TapStatus:
         """Return the counts, including closed taps."""
