@@ -47,13 +47,9 @@ class StateFile:
         if not self._path.exists():
             return 0
         try:
-            state = _load(self._path)
+            state = _load(self._path, self._worker_id)
         except (OSError, ValueError, RecursionError) as error:
-            extra = {"path": str(self._path), "reason": f"it cannot be read as a worker's state: {error}"}
-            logger.warning("state_file.not_used", extra=extra)
-            return 0
-        if state["worker_id"] != self._worker_id:
-            extra = {"path": str(self._path), "reason": f"it belongs to worker {state['worker_id']!r}"}
+            extra = {"path": str(self._path), "reason": f"it is not a state of this worker: {error}"}
             logger.warning("state_file.not_used", extra=extra)
             return 0
         lost: int = 0 if state["ended"] else state["unretained_messages"]
@@ -95,7 +91,7 @@ class StateFile:
             self._last_written = messages
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, worker_id: str) -> dict[str, Any]:
     if not path.is_file():  # reading a pipe would block
         raise ValueError("it is not a file")
     with path.open("rb") as file:
@@ -110,4 +106,6 @@ def _load(path: Path) -> dict[str, Any]:
             raise ValueError(f"{key} is {state.get(key)!r}")
     if not 0 <= state["unretained_messages"] <= _MAX_MESSAGES:
         raise ValueError(f"unretained_messages is {state['unretained_messages']}")
+    if state["worker_id"] != worker_id:
+        raise ValueError(f"it belongs to worker {state['worker_id']!r}")
     return state
