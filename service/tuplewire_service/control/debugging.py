@@ -59,7 +59,7 @@ class DebugBundles:
             yield "settings.toml", to_toml(self._config) + "\n"
             yield "router.json", _as_json(_router_state(worker))
             yield "stacks.txt", "".join(_thread_stacks()) + await _asyncio_task_stacks()
-            yield "log.txt", "".join(f"{line}\n" for line in self.log.lines())
+            yield "log.txt", "".join(f"{line}\n" for line in list(self.log.recent_lines))
             metrics = await asyncio.to_thread(generate_latest, self._registry)
             yield "metrics.txt", metrics.decode()
 

@@ -64,7 +64,7 @@ class LogOutput(logging.Handler, Collector):
         """Start with the configured level and format; nothing is written before start()."""
         super().__init__()
         self._configured_level, self._log_format = level, log_format
-        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
+        self.recent_lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._counts: Counter[str] = Counter()
         self._restore_timer: asyncio.TimerHandle | None = None
 
@@ -77,16 +77,12 @@ class LogOutput(logging.Handler, Collector):
         # At the level debug, asyncio logs its selector's name, which is not an event of this project.
         logging.getLogger("asyncio").setLevel(logging.WARNING)
 
-    def lines(self) -> list[str]:
-        """Return the last lines."""
-        return list(self._lines)
-
     def emit(self, record: logging.LogRecord) -> None:
         level = logging.getLevelName(min(record.levelno, logging.ERROR))
         self._counts[level.lower()] += 1
         # If the arguments of a record do not fit its text, the other handler reports it.
         with contextlib.suppress(Exception):
-            self._lines.append(self.format(record)[:_MAX_LINE_LENGTH])
+            self.recent_lines.append(self.format(record)[:_MAX_LINE_LENGTH])
 
     def change(self, level: str, interval_seconds: float, seconds: float, by: Mapping[str, str]) -> None:
         """Change the level, and the rate of events that peers can trigger. Call only from the event loop.

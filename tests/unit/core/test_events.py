@@ -66,7 +66,7 @@ def test_a_record_with_wrong_arguments_is_no_error_for_its_caller() -> None:
         output.handle(
             logging.makeLogRecord({"msg": "%d rows", "args": arguments, "levelno": logging.WARNING})
         )
-    assert [line.rpartition(" 1 ")[2] for line in output.lines()] == ["rows"]
+    assert [line.rpartition(" 1 ")[2] for line in output.recent_lines] == ["rows"]
 
 
 TOO_LARGE = SettledMessages(None, 7, 2, 300, DropReason.TOO_LARGE)
