@@ -124,7 +124,8 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         if config.tasks:  # the worker assigns them to itself; not earlier: it is then ready
             address, peer_address = _advertised_addresses(config, servers)
             this_worker = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
-            runtime.assign(Assignment(1, config.topology, (this_worker,)))
+            assignment = Assignment(1, config.topology, (this_worker,))
+            runtime.loop.call(lambda: runtime.worker.update_assignment(assignment))
         _log_start(config, servers, admin)
         if not (config.tasks or config.assignment_file) and (reason := runtime.ready_problem()):
             logger.info("worker.not_ready", extra={"reason": reason})

@@ -41,7 +41,7 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.program import Program
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.worker_security import Security
-from tuplewire_service.worker.assignment import Assignment, AssignmentFile
+from tuplewire_service.worker.assignment import AssignmentFile
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import transport_settings
 
@@ -118,10 +118,6 @@ class WorkerRuntime:
             keep = self._state.update_periodically(lambda: router.unretained_messages + rows.waiting_messages)
             watches.append(("state file", keep))
         self._watch_tasks = [report_errors(asyncio.create_task(watch, name=name)) for name, watch in watches]
-
-    def assign(self, assignment: Assignment) -> None:
-        """Apply an assignment."""
-        self.loop.call(lambda: self.worker.update_assignment(assignment))
 
     def status(self) -> pb.GetStatusResponse:
         """Return the status for the metrics. Raise TimeoutError if the event loop does not respond."""

@@ -40,7 +40,8 @@ def plane() -> Iterator[WorkerRuntime]:
     config = WorkerConfig(worker_id="w", topology="t")
     log = LogOutput("info", "text")
     plane = WorkerRuntime(config, Stop(), DebugBundles(config, log, CollectorRegistry()))
-    plane.assign(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", tuple(TASKS)),)))
+    assignment = Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", tuple(TASKS)),))
+    plane.loop.call(lambda: plane.worker.update_assignment(assignment))
     groups = [TaskGroup.of(0, [b"x"], source) for source in range(GROUPS)]
     plane.loop.call(lambda: plane.worker.router.recv(ReceivedBatch.for_callback(groups, Program())))
     yield plane
