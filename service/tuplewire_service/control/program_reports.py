@@ -44,6 +44,7 @@ _OVERHEAD_BYTES = 1000
 """Memory for a report in addition to its content."""
 _NAME = re.compile(r"tuplewire_[a-zA-Z0-9_]{1,100}")
 _LABEL = re.compile(r"[a-z][a-z_]{0,49}")
+_Counts = pb.InputStatus | pb.ExecutorStatus
 _INPUT_COUNTS = ("executed",)
 _EXECUTOR_COUNTS = ("emitted", "executed", "failed", "errors", "busy_seconds", "sending_seconds")
 
@@ -253,12 +254,7 @@ def _between(then: pb.ComponentStatus | None, now: pb.ComponentStatus, share: fl
     return shown
 
 
-def _interpolate(
-    then: pb.InputStatus | pb.ExecutorStatus | None,
-    now: pb.InputStatus | pb.ExecutorStatus,
-    names: Iterable[str],
-    share: float,
-) -> None:
+def _interpolate(then: _Counts | None, now: _Counts, names: Iterable[str], share: float) -> None:
     """Interpolate counts between two reports; counts that have fallen were restarted."""
     for name in names if then is not None else ():
         last, increase = getattr(then, name), getattr(now, name) - getattr(then, name)

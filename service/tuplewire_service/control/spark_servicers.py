@@ -27,6 +27,7 @@ from tuplewire_service.worker.worker import Worker
 
 _SinkRequest = pb.StageRequest | pb.DiscardRequest | pb.GetProgressRequest
 _AttemptsRequest = pb.BeginRequest | pb.CheckRequest | pb.PublishRequest
+_SourceRequest = pb.PollRequest | pb.ReadRequest | pb.AcknowledgeRequest
 _MAX_WAIT_SECONDS = 10.0
 
 
@@ -116,12 +117,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
     worker: Worker
     admit: AdmitFunction
 
-    def _check(
-        self,
-        request: pb.PollRequest | pb.ReadRequest | pb.AcknowledgeRequest,
-        context: Call,
-        tasks: Iterable[int],
-    ) -> None:
+    def _check(self, request: _SourceRequest, context: Call, tasks: Iterable[int]) -> None:
         """Raise RefusedError for a reader that expects another worker, or has no right to the tasks."""
         settings = self.worker.settings
         check_receiver(settings.worker_id, settings.topology, "reader", request)

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from tuplewire.session.ledger import DropReason
 from tuplewire.settings.settings import settings_of
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire import messaging_pb2
+from tuplewire.wire.messaging_pb2 import ErrorCode
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.sender_sessions import CLIENT_SOURCE
@@ -30,11 +30,7 @@ from tuplewire_service.messaging.server_stream import MAX_PENDING_HANDSHAKES
 from tuplewire_service.metrics.families import counter, counter_by, gauge, gauge_by, histogram, info
 from tuplewire_service.worker.timekeeper import TimeState
 
-_CODES = [
-    name.removeprefix("ERROR_CODE_")
-    for name, number in messaging_pb2.ErrorCode.items()
-    if number != messaging_pb2.ERROR_CODE_UNSPECIFIED
-]
+_CODES = [name.removeprefix("ERROR_CODE_") for name in ErrorCode.keys()[1:]]  # without UNSPECIFIED
 _NUMERIC_METAVARS = ("COUNT", "SIZE", "SECONDS")
 _EXPORTED_SETTINGS = [  # for comparisons between workers: sizes and times, but no names, paths or secrets
     "transport",

@@ -89,7 +89,15 @@ class Assignment:
                     raise ConfigError(
                         f"address {address} is both {other}'s and {worker.worker_id}'s; a worker has its own"
                     )
-            _add_tasks(owners, worker)
+            for task in worker.tasks:
+                try:
+                    check_task(task)
+                except InvalidTaskError as error:
+                    raise ConfigError(f"worker {worker.worker_id}: {error}") from error
+                if task in owners:
+                    other = owners[task].worker_id
+                    raise ConfigError(f"task {task} is assigned to {other} and {worker.worker_id}")
+                owners[task] = worker
         object.__setattr__(self, "owner_by_task", owners)
 
     def tasks_of(self, worker_id: str) -> tuple[int, ...]:
@@ -177,17 +185,6 @@ def _typed(value: Any, expected_type: type[Any], name: str) -> Any:
     if type(value) is not expected_type:
         raise ConfigError(f"{name} must be {_NAMES[expected_type]}, not {_quote(value)}")
     return value
-
-
-def _add_tasks(owners: dict[int, AssignedWorker], worker: AssignedWorker) -> None:
-    for task in worker.tasks:
-        try:
-            check_task(task)
-        except InvalidTaskError as error:
-            raise ConfigError(f"worker {worker.worker_id}: {error}") from error
-        if task in owners:
-            raise ConfigError(f"task {task} is assigned to {owners[task].worker_id} and {worker.worker_id}")
-        owners[task] = worker
 
 
 def load_assignment(path: Path) -> Assignment:
