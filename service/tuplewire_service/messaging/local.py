@@ -96,7 +96,6 @@ class LocalContext(StreamedContext):
 
     server_class = LocalServer
     access: ClassVar[AccessRights] = FULL_ACCESS
-    """The rights of the callers of its servers."""
 
     def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del host  # there is only this process

@@ -39,7 +39,6 @@ class Reception(IConnectionCallback):
     def __init__(self, on_receiver_ready: Callable[[], object]) -> None:
         """Start closed to messages. `on_receiver_ready` is called once, by register() or the first pull()."""
         self.refused_messages: Counter[str] = Counter()
-        """Number of refused messages by error code."""
         self.callback: IConnectionCallback = self
         """Receives the messages: this object, for `pull`, until a callback is registered."""
         self._received: dict[str, list[int]] = {}

@@ -80,7 +80,6 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._refused_streams = refused = Counter[str]()
         """Streams that were refused or failed, by error code."""
         self.send_service = SendService(topology, settings, handshakes, refused, self._reception)
-        """Serves the senders. Call it only from the event loop."""
         if callback is not None:
             # Before the server listens, because a hello already reads the callback's state.
             self.register_recv(callback)
@@ -238,7 +237,6 @@ class StreamedContext(IContext):
     settings_class: ClassVar[type[TransportSettings]] = TransportSettings
     """Defines the keys of prepare()."""
     server_class: ClassVar[type[StreamedServer[Any]]]
-    """Serves at a bound port."""
 
     def __init__(self, settings: TransportSettings | None = None) -> None:
         self.settings = settings or self.settings_class.from_conf({})

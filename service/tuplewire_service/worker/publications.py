@@ -65,7 +65,6 @@ class Publications:
     max_bytes: int
     """The limits of a task's unconsumed messages, which one group may exceed."""
     can_route: Callable[[int], bool]
-    """Returns True if a worker owns a task."""
     on_space_freed: Callable[[], None]
     """Called when pop_ready() may return messages again."""
     waiting_messages: int = 0

@@ -50,7 +50,6 @@ class GrownMessageSession:
         self._grown_bytes = grown_bytes
         # A message may grow with each rejection.
         self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownMessageSession) else inbound
-        """The original inbound session."""
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""
@@ -106,11 +105,8 @@ class Rejections:
     settings: WorkerSettings
     ledger: Ledger
     route: Callable[[ReceivedBatch], None]
-    """Sends copies."""
     can_route: Callable[[int], bool]
-    """Returns True if a task has a queue or an owner."""
     rejection_count: int = 0
-    """Total number of rejections."""
     ignore_delays: bool = False
     """True once the worker drains: delays no longer apply."""
     waiting_copies: list[RejectedCopy] = field(default_factory=list)

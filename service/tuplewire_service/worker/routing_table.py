@@ -29,7 +29,6 @@ WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
 _MAX_LISTED = 5
 
 HostPort = tuple[str, int]
-"""A host and a port."""
 
 
 @dataclass(eq=False)
@@ -45,9 +44,7 @@ class RoutingTable:
     workers: Sequence[AssignedWorker] = ()
     """All workers of the assignment, including this one."""
     local_tasks: Sequence[int] = ()
-    """The tasks that this worker owns."""
     other_owners: Sequence[AssignedWorker] = ()
-    """The other workers that own tasks."""
     owner_by_task: Mapping[int, AssignedWorker] = field(default_factory=dict)
     """The owner of each task, including this worker; replaced with the assignment."""
     program_tasks: Container[int] = ()

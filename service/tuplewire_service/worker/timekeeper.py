@@ -124,9 +124,7 @@ class WorkerTotals:
     counts: Mapping[str, int] = field(default_factory=dict)
     """The accepted, acknowledged and dropped messages."""
     state_seconds: Mapping[str, float] = field(default_factory=dict)
-    """The seconds in each TimeState."""
     blocking_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """See BlockingTimes."""
 
     def increase_since(self, before: WorkerTotals) -> WorkerTotals:
         """Return the increase since earlier totals."""

@@ -120,7 +120,6 @@ class Worker:
         self.get_assignment_problem: Callable[[], str] = lambda: ""
         """Returns the reason that the assignment file is not in use, or an empty string."""
         self.on_state_change: Callable[[], object] = lambda: None
-        """Called when the state changes."""
         self._clock = asyncio.get_running_loop().time
         self._membership_deadline = 0.0  # the time until which a membership moves tasks of this worker
         self.servers = Servers(program_context, peer_context, own_program_context, settings.topology)
@@ -129,7 +128,6 @@ class Worker:
         self.program_loads: Mapping[int, float] = {}
         """The loads of the program's tasks, 0 to 1; a load counts if it exceeds that of the queue."""
         self.congested_tasks: frozenset[int] = frozenset()
-        """Congested tasks; see find_congested()."""
         self._advertised_address = advertised_address
         self._intake = AcceptedPeers.ALL
         self._intake_lock = asyncio.Lock()

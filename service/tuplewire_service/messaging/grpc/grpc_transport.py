@@ -83,7 +83,6 @@ class GrpcSettings(TransportSettings):
 
 
 Call = grpc.aio.ServicerContext[Any, Any]
-"""The context of a call."""
 AdmitFunction = Callable[[Call], AccessRights]
 """Returns the rights of a method's caller. Raises RefusedError for a caller that is not admitted."""
 
