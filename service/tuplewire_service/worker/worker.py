@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Protocol
@@ -89,7 +88,7 @@ class Worker:
         self,
         settings: WorkerSettings,
         program_context: IContext,
-        incarnation: int | None = None,
+        incarnation: int,
         peer_context: IContext | None = None,
         advertised_address: str = "",
         own_program_context: StreamedContext | None = None,
@@ -98,7 +97,7 @@ class Worker:
 
         Args:
             program_context: The transport that programs use.
-            incarnation: The start of the process, in nanoseconds since 1970; None: now.
+            incarnation: The start of the process, in nanoseconds since 1970.
             peer_context: The transport between workers; None: the same.
             advertised_address: The address for other processes, with or without a port; empty: the bound one.
             own_program_context: The transport for a program in this process; None: there is none.
@@ -109,7 +108,7 @@ class Worker:
         program_context = require_streamed(program_context)
         peer_context = None if peer_context is None else require_streamed(peer_context)
         self.settings = settings
-        self.incarnation = incarnation or time.time_ns()
+        self.incarnation = incarnation
         self.state = WorkerState.STARTING
         self.waits_for = "the drain to begin"
         """The current wait of drain(), as text."""

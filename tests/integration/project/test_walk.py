@@ -32,7 +32,7 @@ loop = messaging_thread()
 async def start(name):
     context = GrpcContext()
     context.prepare({"tuplewire.transport.worker_id": name})
-    worker = Worker(WorkerSettings(worker_id=name, topology="default"), context)
+    worker = Worker(WorkerSettings(worker_id=name, topology="default"), context, 1)
     await worker.start(0)
     return context, worker
 
