@@ -115,8 +115,8 @@ class Host:
 
         def attach() -> None:
             self._worker.program = program
-            table = self._worker.router.table
-            table.program_tasks, table.get_outbound_tasks = frozenset(tasks), get_outbound_tasks
+            self._worker.router.consumers.program_tasks = frozenset(tasks)
+            self._worker.router.table.get_outbound_tasks = get_outbound_tasks
 
         self._loop.call(attach)
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
+from tuplewire.errors import (
+    PermissionDeniedError,
+    RefusedError,
+    SequenceGapError,
+    StaleIncarnationError,
+    SupersededError,
+)
 from tuplewire.session.consume import Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import MAX_FRAME_GROUPS
@@ -166,38 +172,47 @@ class QueueConsumers:
     queues: ReceiveQueues
     rejections: Rejections
     lost_workers: LostWorkers = field(default_factory=LostWorkers)
+    program_tasks: Container[int] = ()
+    """Tasks of the program in this process; subscriptions of other consumers are refused."""
 
     def subscribe(
         self, request: Subscribe, access: AccessRights, address: str, wake: Callable[[], None]
     ) -> QueueSubscription:
         """See ISubscriptionSource.
 
-        1. A task is not local: the error of RoutingTable.not_local_error().
-        2. A newer incarnation of this consumer was the last one with the task: StaleIncarnationError.
-        3. The consumer reconnects or follows the task, and another consumer has it: SupersededError.
-        4. Otherwise it takes over all tasks, also from other consumers.
+        1. The program in this process has the task: PermissionDeniedError for any other consumer.
+        2. A task is not local: the error of RoutingTable.not_local_error().
+        3. A newer incarnation of this consumer was the last one with the task: StaleIncarnationError.
+        4. The consumer reconnects or follows the task, and another consumer has it: SupersededError.
+        5. Otherwise it takes over all tasks, also from other consumers.
         """
         key = access.owner, request.consumer_id
         requested_queues = []
         for cursor in request.tasks:
-            # 1. A task that moves accepts no consumer here, so its queue can be forwarded.
+            # 1. The program would miss these messages.
+            if cursor.task in self.program_tasks and not access.is_own_program:
+                raise PermissionDeniedError(
+                    f"task {cursor.task} is run by worker {self.queues.settings.worker_id} itself: "
+                    "no other consumer may have its messages"
+                )
+            # 2. A task that moves accepts no consumer here, so its queue can be forwarded.
             queue = self.queues.get(cursor.task)
             if queue is None:
                 raise self.queues.not_local_error(cursor.task)
             requested_queues.append((queue, cursor))
-            # 2. An old process of the consumer may still try to reconnect.
+            # 3. An old process of the consumer may still try to reconnect.
             if queue.consumer_key == key and queue.consumer_incarnation > request.incarnation:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: "
                     f"incarnation {queue.consumer_incarnation} has taken over; stop this one"
                 )
-            # 3. Such a consumer may not know yet that another one has taken over.
+            # 4. Such a consumer may not know yet that another one has taken over.
             is_reconnect = request.follows_tasks or request.worker_incarnation == self.incarnation
             has_other = (queue.consumer_key, queue.subscription_id) != (key, request.subscription_id)
             if is_reconnect and queue.consumer is not None and has_other:
                 raise _superseded_error(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake, key, address)
-        # 4. Only after all checks: a refused request must not end another subscription.
+        # 5. Only after all checks: a refused request must not end another subscription.
         for queue, cursor in requested_queues:
             self._attach_queue(queue, subscription, cursor, request)
         return subscription

@@ -17,7 +17,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
+from tuplewire.errors import DrainingError, RefusedError
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, SettledMessages
 from tuplewire.session.pressure import OutboundPressure
@@ -349,12 +349,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def subscribe(
         self, request: Subscribe, access: AccessRights, address: str, wake: Callable[[], None]
     ) -> ISubscription:
-        for cursor in request.tasks:
-            if cursor.task in self.table.program_tasks and not access.is_own_program:
-                raise PermissionDeniedError(
-                    f"task {cursor.task} is run by worker {self._settings.worker_id} itself: "
-                    "no other consumer may have its messages"
-                )
         return self.consumers.subscribe(request, access, address, wake)
 
     def on_worker_connection(self, number: int, *, connected: bool) -> None:

@@ -47,8 +47,6 @@ class RoutingTable:
     other_owners: Sequence[AssignedWorker] = ()
     owner_by_task: Mapping[int, AssignedWorker] = field(default_factory=dict)
     """The owner of each task, including this worker; replaced with the assignment."""
-    program_tasks: Container[int] = ()
-    """Tasks of the program in this process; subscriptions of other consumers are refused."""
     get_outbound_tasks: Callable[[Collection[int]], AbstractSet[int]] | None = None
     """Returns the tasks that the program sends to; None: all. Source: Storm's `workerOutboundTasks`."""
 

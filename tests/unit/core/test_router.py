@@ -35,11 +35,11 @@ def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture
 
 async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -> None:
     """Consumers are refused for a task that the worker runs itself, and accepted for other tasks."""
-    router.table.program_tasks = frozenset({0})
+    router.consumers.program_tasks = frozenset({0})
     cursor = cursor_of(0, 0, 0, 10, 1000)
     with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
         subscribe(router, "c", [cursor])
-    router.table.program_tasks = frozenset()
+    router.consumers.program_tasks = frozenset()
     assert subscribe(router, "c", [cursor]).end_error is None
 
 
