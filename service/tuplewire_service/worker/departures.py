@@ -57,30 +57,24 @@ def max_lost_messages(departure: pb.Departure, tasks: Container[int]) -> int:
     return departure.in_flight_messages + sum(count for task, count in dropped if task in tasks)
 
 
-class Departures:
-    """The departures that a worker knows of. Not thread-safe.
+class Departures(dict[int, pb.Departure]):
+    """The departures that a worker knows of, by incarnation. Not thread-safe.
 
     Each goodbye between workers contains all departures. A receiver also reports them to its senders before
     it releases messages that it had forwarded to a departed worker. So workers that start later know them.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, pb.Departure] = {}
-
-    def __contains__(self, incarnation: object) -> bool:
-        return incarnation in self._known
-
     def add(self, departure: pb.Departure) -> None:
         """Store a departure."""
-        self._known[departure.incarnation] = departure
-        if len(self._known) > _MAX_DEPARTURES:  # the first key was added first
-            del self._known[next(iter(self._known))]
+        self[departure.incarnation] = departure
+        if len(self) > _MAX_DEPARTURES:  # the first key was added first
+            del self[next(iter(self))]
 
     def merge(self, departures: Iterable[pb.Departure]) -> list[pb.Departure]:
         """Store departures reported by other workers, without their sinks; return the new ones."""
         added = []
         for each in departures:
-            if each.incarnation not in self._known:
+            if each.incarnation not in self:
                 new = pb.Departure()
                 new.CopyFrom(each)
                 new.ClearField("sink_epochs")  # only their own worker reports them
@@ -88,18 +82,14 @@ class Departures:
                 added.append(new)
         return added
 
-    def all_departures(self) -> list[pb.Departure]:
-        """Return all departures."""
-        return list(self._known.values())
-
     @property
     def cleanly_departed(self) -> frozenset[int]:
         """The incarnations of workers that had no messages in flight when they shut down."""
-        return frozenset(each.incarnation for each in self._known.values() if not each.in_flight_messages)
+        return frozenset(each.incarnation for each in self.values() if not each.in_flight_messages)
 
     def find(self, incarnations: Iterable[int]) -> list[pb.Departure]:
         """Return the departures of the workers with these incarnations."""
-        return [self._known[each] for each in incarnations if each in self._known]
+        return [self[each] for each in incarnations if each in self]
 
 
 @dataclass(eq=False, repr=False)
@@ -133,7 +123,8 @@ class Successors:
 
         @cache  # many tasks have the same successor
         def successors_after(incarnation: int) -> Mapping[TaskAndEntry, Successor] | None:
-            return next(map(successors_of, departures.find([incarnation])), None)
+            departure = departures.get(incarnation)
+            return None if departure is None else successors_of(departure)
 
         for key in list(self.by_task):
             # A successor may have departed, too: its messages are processed, or at its own successor.

@@ -85,7 +85,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             on_released=self._on_released,
             on_disconnected=partial(asyncio.get_running_loop().call_soon, self.refresh_connections),
             on_departed=self.on_workers_departed,
-            get_departures=self.departures.all_departures,
+            get_departures=lambda: list(self.departures.values()),
             get_assignment_version=partial(getattr, self.table, "version"),
             is_draining=is_draining,
             pressure=self.pressure,

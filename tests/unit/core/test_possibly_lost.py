@@ -130,7 +130,7 @@ def test_old_departures_are_forgotten() -> None:
         departures.add(Departure(incarnation=number))
     assert 1 not in departures
     assert 2 in departures
-    assert len(departures.all_departures()) == 1000
+    assert len(departures) == 1000
 
 
 @pytest.mark.parametrize("number", [10**400, 2**53 + 1, -1, 1.5, True, "5", None])
