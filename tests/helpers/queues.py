@@ -73,7 +73,7 @@ def delivered(*payloads: bytes, sender: Program | None = None) -> TaskQueue:
     """Return the queue of task 1, with all its messages delivered."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, payloads), sender or Program())
-    queue = queues.get(1)
+    queue = queues.by_task.get(1)
     assert queue is not None
     queue.log.take(len(payloads), MIB, MIB)
     return queue

@@ -138,7 +138,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         response = pb.PollResponse(
             worker_incarnation=worker.incarnation,
             assignment_version=0 if worker.assignment is None else worker.assignment.version,
-            leaving_tasks=[task for task in wanted if router.queues.is_leaving(task)],
+            leaving_tasks=[task for task in wanted if task in router.queues.leaving],
             departed_workers=[
                 pb.DepartedWorker(
                     incarnation=each.incarnation, dropped_messages=max_lost_messages(each, wanted)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from tuplewire.connection.loop import report_errors
@@ -43,18 +43,19 @@ class Connections:
     events: SendEvents
     on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None]
     """Called with a closed connection and its unacknowledged messages."""
-    _connections: dict[Peer, SendingEnd] = field(default_factory=dict)
+    by_peer: dict[Peer, SendingEnd] = field(default_factory=dict)
+    """The open connections."""
     _needed: frozenset[Peer] = frozenset()
     _closed: bool = False
     _close_tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closing: dict[SendingEnd, Peer] = field(default_factory=dict)
-    _opened_count: int = 0
     _numbers: dict[SendingEnd, int] = field(default_factory=dict)
+    _next_number: Iterator[int] = field(default_factory=lambda: count(1))
     _past_losses: Counter[str] = field(default_factory=Counter)
 
     def __repr__(self) -> str:
         return (
-            f"<Connections open={len(self._connections)} disconnected={len(self.disconnected_workers)} "
+            f"<Connections open={len(self.by_peer)} disconnected={len(self.disconnected_workers)} "
             f"closing={len(self._closing)} pending={self.pending_messages}>"
         )
 
@@ -66,11 +67,11 @@ class Connections:
         self._needed = frozenset(needed)
         for peer in needed:
             self.get_or_open(peer)
-        for peer in [peer for peer in self._connections if peer not in self._needed and peer not in kept]:
+        for peer in [peer for peer in self.by_peer if peer not in self._needed and peer not in kept]:
             self._close_in_background(peer, 0.0 if peer in lost else REROUTE_SECONDS)
 
     def _close_in_background(self, peer: Peer, timeout: float) -> None:
-        connection = self._connections.pop(peer)
+        connection = self.by_peer.pop(peer)
         if not timeout:  # a peer that answers now must not receive messages that are rerouted
             connection.may_write = False
         self._closing[connection] = peer
@@ -86,9 +87,8 @@ class Connections:
     def _open(self, peer: Peer) -> None:
         host, port = split_host_port(peer.address)
         connection = self.context.connect(self.topology, host, port, peer.worker_id, self.events).sender
-        self._opened_count += 1
-        self._numbers[connection] = self._opened_count
-        self._connections[peer] = connection
+        self._numbers[connection] = next(self._next_number)
+        self.by_peer[peer] = connection
         logger.info("peer.added", extra={"worker": peer.worker_id, "address": peer.address})
 
     async def _close(self, peer: Peer, connection: SendingEnd, timeout: float) -> None:
@@ -102,18 +102,14 @@ class Connections:
         logger.info("peer.removed", extra={**fields, "returned_groups": len(unacked)})
         self.on_returned(connection, unacked)
 
-    def get(self, peer: Peer) -> SendingEnd | None:
-        """Return the connection to a worker, or None."""
-        return self._connections.get(peer)
-
     def get_or_open(self, peer: Peer) -> SendingEnd | None:
         """Return the connection to a worker; open it if necessary. None after close().
 
         Readiness does not wait for it, unless refresh() needs it.
         """
-        if peer not in self._connections and not self._closed:
+        if peer not in self.by_peer and not self._closed:
             self._open(peer)
-        return self._connections.get(peer)
+        return self.by_peer.get(peer)
 
     @property
     def disconnected_workers(self) -> list[str]:
@@ -122,24 +118,24 @@ class Connections:
 
     def is_connected(self, peer: Peer) -> bool:
         """Return True if there is a session with a worker at the moment."""
-        connection = self._connections.get(peer)
+        connection = self.by_peer.get(peer)
         return connection is not None and connection.connected
 
     @property
     def unretained_messages(self) -> int:
         """Messages that neither the receiver nor their sender is known to have."""
-        return sum(each.session.count_only_here() for each in (*self._connections.values(), *self._closing))
+        return sum(each.session.count_only_here() for each in (*self.by_peer.values(), *self._closing))
 
     @property
     def pending_messages(self) -> int:
         """Messages that were forwarded and are not settled."""
-        return sum(each.buffer.ledger().pending for each in (*self._connections.values(), *self._closing))
+        return sum(each.buffer.ledger().pending for each in (*self.by_peer.values(), *self._closing))
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add every connection, with the known state of its peer, to a worker's status."""
         lost = self._past_losses.copy()
         leaving = ((peer, connection) for connection, peer in self._closing.items())
-        for peer, connection in chain(self._connections.items(), leaving):
+        for peer, connection in chain(self.by_peer.items(), leaving):
             counts = connection.counts
             # A replacement has the same worker and address as a closing connection: see `connection_number`.
             status.peers.add(
@@ -160,7 +156,7 @@ class Connections:
 
     def blocked_tasks(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not accept now, with that worker's id."""
-        for peer, connection in self._connections.items():
+        for peer, connection in self.by_peer.items():
             for task in connection.blocked_tasks:
                 yield task, peer.worker_id
 
@@ -168,7 +164,7 @@ class Connections:
         """Return the last reported loads of a worker's tasks, 0 by default; empty without a session."""
         if not self.is_connected(peer):
             return {}
-        loads = self._connections[peer].loads.get(tasks, time.monotonic())
+        loads = self.by_peer[peer].loads.get(tasks, time.monotonic())
         return {**dict.fromkeys(tasks, 0.0), **loads}
 
     async def close(self, timeout: float) -> None:
@@ -177,13 +173,13 @@ class Connections:
         Connections that are already closing do the same instead of returning their messages.
         """
         self._closed = True
-        connections = [*self._connections.values(), *self._closing]
+        connections = [*self.by_peer.values(), *self._closing]
         await asyncio.gather(*(each.close_async(timeout) for each in connections))
         await asyncio.gather(*self._close_tasks)
 
     def unreleased_by_peer(self) -> Iterator[UnreleasedAtPeer]:
         """Yield the unreleased messages at each worker."""
-        for peer, connection in self._connections.items():
+        for peer, connection in self.by_peer.items():
             session = connection.session
             yield peer, session.worker_incarnation, session.last_unreleased_sequences()
 
@@ -194,7 +190,7 @@ class Connections:
         if they hold no message of this worker.
         """
         found: dict[Peer, set[int]] = {}
-        for peer, connection in self._connections.items():
+        for peer, connection in self.by_peer.items():
             if not self.is_connected(peer):
                 session = connection.session
                 keys, drained = session.last_unreleased_sequences(), session.worker_incarnation in departed
@@ -204,7 +200,7 @@ class Connections:
 
     def release_departed(self, incarnations: Container[int]) -> None:
         """Count all messages at departed workers as released: these workers had forwarded all of them."""
-        for connection in self._connections.values():
+        for connection in self.by_peer.values():
             session = connection.session
             if session.worker_incarnation in incarnations:
                 session.on_receiver_shutdown()
@@ -214,5 +210,5 @@ class Connections:
 
     def abort(self) -> None:
         """Close everything immediately. Do not call this on the event loop."""
-        for connection in [*self._connections.values(), *self._closing]:
+        for connection in [*self.by_peer.values(), *self._closing]:
             connection.abort()

@@ -196,7 +196,7 @@ class QueueConsumers:
                     "no other consumer may have its messages"
                 )
             # 2. A task that moves accepts no consumer here, so its queue can be forwarded.
-            queue = self.queues.get(cursor.task)
+            queue = self.queues.by_task.get(cursor.task)
             if queue is None:
                 raise self.queues.not_local_error(cursor.task)
             requested_queues.append((queue, cursor))

@@ -50,23 +50,15 @@ class ReceiveQueues:
     """Seconds that messages waited for their first delivery to a consumer."""
     redelivered_messages: int = 0
     """Number of messages delivered with the `redelivered` mark."""
-    _queues: dict[int, TaskQueue] = field(default_factory=dict)
-    _leaving: dict[int, TaskQueue] = field(default_factory=dict)
+    by_task: dict[int, TaskQueue] = field(default_factory=dict)
+    """The queues of the local tasks."""
+    leaving: dict[int, TaskQueue] = field(default_factory=dict)
+    """The queues of removed tasks, while their messages are still here."""
     _active_tasks: set[int] = field(default_factory=set)
     _last_sequences: dict[int, int] = field(default_factory=dict)
     _common_start: int = 0
     _early_tasks: set[int] = field(default_factory=set)
     _watched_count: int = 0
-
-    def __contains__(self, task: int) -> bool:
-        return task in self._queues
-
-    def __len__(self) -> int:
-        return len(self._queues)
-
-    def get(self, task: int) -> TaskQueue | None:
-        """Return the queue of a local task, or None."""
-        return self._queues.get(task)
 
     def set_local_tasks(self, tasks: Iterable[int]) -> list[int]:
         """Own exactly these tasks. Return the removed tasks; take_leaving() returns their remaining messages.
@@ -76,11 +68,11 @@ class ReceiveQueues:
         wanted = set(tasks)
         # The assignment replaces the earlier guess from a peer's version.
         self._early_tasks.clear()
-        for task in wanted - self._queues.keys():
+        for task in wanted - self.by_task.keys():
             self._open_queue(task)
-        removed = list(self._queues.keys() - wanted)
+        removed = list(self.by_task.keys() - wanted)
         for task in removed:
-            queue = self._leaving[task] = self._queues.pop(task)
+            queue = self.leaving[task] = self.by_task.pop(task)
             # Deliveries stop now; the consumer may still acknowledge delivered messages.
             queue.is_leaving = True
             queue.wake_readers()
@@ -88,11 +80,11 @@ class ReceiveQueues:
 
     def _open_queue(self, task: int) -> None:
         # A task may return before its queue was forwarded.
-        queue = self._leaving.pop(task, None)
+        queue = self.leaving.pop(task, None)
         if queue is None:
             start = self._last_sequences.pop(task, self._common_start)
             queue = TaskQueue(task, DeliveryLog(start, start, start), QueueTimes(start), start)
-        self._queues[task] = queue
+        self.by_task[task] = queue
         self._active_tasks.add(task)
         queue.is_leaving = False
         if queue.consumer is not None:
@@ -110,7 +102,7 @@ class ReceiveQueues:
         groups: list[tuple[TaskGroup, InboundSession]] = []
         for task in tasks:
             # 1. A task may return before its queue could leave; see _open_queue().
-            queue = self._leaving.get(task)
+            queue = self.leaving.get(task)
             if queue is None:
                 continue
             if queue.consumer is not None:
@@ -120,7 +112,7 @@ class ReceiveQueues:
                 queue.consumer.remove_queue(queue)
             # 3. The last consumer may have processed messages: remove_all() marks these as redelivered.
             groups += queue.log.remove_all()
-            del self._leaving[task]
+            del self.leaving[task]
             if self.observer is not None:
                 self.observer.on_moved(task)
             # The offset of a reader may contain a sequence of this worker, so no sequence is used twice. The
@@ -134,15 +126,11 @@ class ReceiveQueues:
 
     def matches_assignment(self, task: int) -> bool:
         """Return True unless a removed task still has its queue, or a task was opened early."""
-        return task not in self._early_tasks and task not in self._leaving
-
-    def is_leaving(self, task: int) -> bool:
-        """Return True if a task was removed and its messages are still queued here."""
-        return task in self._leaving
+        return task not in self._early_tasks and task not in self.leaving
 
     def open_early(self, task: int) -> bool:
         """Own a task before its assignment arrives; return False if it is already local."""
-        if task in self._queues:
+        if task in self.by_task:
             return False
         self._early_tasks.add(task)
         self._open_queue(task)
@@ -150,7 +138,7 @@ class ReceiveQueues:
 
     def snapshot(self, task: int) -> TaskSnapshot | None:
         """Return the current state and messages of a local task, or None."""
-        queue = self._queues.get(task)
+        queue = self.by_task.get(task)
         if queue is None:
             return None
         log, consumer = queue.log, queue.consumer_key[1] if queue.consumer is not None else ""
@@ -169,12 +157,12 @@ class ReceiveQueues:
         return {queue.task: count for queue in self._all_queues() if (count := queue.log.queued_messages)}
 
     def _all_queues(self) -> Iterable[TaskQueue]:
-        return chain(self._queues.values(), self._leaving.values())
+        return chain(self.by_task.values(), self.leaving.values())
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Queue messages for a local task, or one that moves away; return False for any other task."""
         # Messages for a task that moves follow the queued ones through its queue; see docs/design/moves.md.
-        queue = self._queues.get(group.task) or self._leaving.get(group.task)
+        queue = self.by_task.get(group.task) or self.leaving.get(group.task)
         if queue is None:
             return False
         queue.log.append(group, inbound)
@@ -190,13 +178,13 @@ class ReceiveQueues:
 
     def load(self, task: int) -> float:
         """Return the fill level of a local task's queue, from 0 to 1."""
-        log, settings = self._queues[task].log, self.settings
+        log, settings = self.by_task[task].log, self.settings
         messages = (log.tail - log.acknowledged) / settings.receive_queue_messages
         return min(1.0, max(messages, log.queued_bytes / settings.receive_queue_bytes))
 
     def changed_loads(self) -> dict[int, float]:
         """Return the loads above 0, and the loads that fell to 0 since the last call."""
-        loads = {task: self.load(task) for task in self._active_tasks if task in self._queues}
+        loads = {task: self.load(task) for task in self._active_tasks if task in self.by_task}
         self._active_tasks = {task for task, load in loads.items() if load}  # empty queues cannot change
         return loads
 
@@ -212,8 +200,8 @@ class ReceiveQueues:
 
     def _active_queues(self) -> Iterator[TaskQueue]:
         """Yield all queues with messages, and perhaps others; cheap if most of 10,000 tasks are idle."""
-        yield from (self._queues[task] for task in self._active_tasks if task in self._queues)
-        yield from self._leaving.values()
+        yield from (self.by_task[task] for task in self._active_tasks if task in self.by_task)
+        yield from self.leaving.values()
 
     async def most_relevant(self, urgent: Collection[int], max_tasks: int) -> Sequence[int]:
         """Return the `max_tasks` most relevant tasks, sorted by number.
@@ -222,10 +210,10 @@ class ReceiveQueues:
         """
 
         def rank(task: int) -> tuple[bool, int, int, int]:
-            log = self._queues[task].log
+            log = self.by_task[task].log
             return task in urgent, log.tail - log.acknowledged, log.tail, -task
 
-        tasks, best, get = list(self._queues), list[int](), self._queues.get
+        tasks, best, get = list(self.by_task), list[int](), self.by_task.get
         for start in range(0, len(tasks), _RANKED_PER_TURN):
             await asyncio.sleep(0)  # queues may be removed in the meantime
             found = chain(best, tasks[start : start + _RANKED_PER_TURN])
@@ -234,17 +222,17 @@ class ReceiveQueues:
             used = (each for each in found if (queue := get(each)) and (queue.log.tail or each in urgent))
             best = heapq.nlargest(max_tasks, used, key=rank)
         ranked = set(best)
-        unused = (task for task in self._queues if task not in ranked)
+        unused = (task for task in self.by_task if task not in ranked)
         return sorted(chain(best, islice(unused, max_tasks - len(best))))
 
     def add_to(
         self, status: pb.GetStatusResponse, tasks: Iterable[int] | None, congested: Container[int]
     ) -> None:
         """Add the queues of these local tasks to a worker's status; None: all queues."""
-        wanted = sorted(self._queues) if tasks is None else (each for each in tasks if each in self._queues)
+        wanted = sorted(self.by_task) if tasks is None else (each for each in tasks if each in self.by_task)
         now_micros = time.time_ns() // 1000
         for task in wanted:
-            queue, row = self._queues[task], status.tasks.add()
+            queue, row = self.by_task[task], status.tasks.add()
             log, base = queue.log, queue.base_sequence
             row.task = task
             row.subscribed = queue.consumer is not None
@@ -261,7 +249,7 @@ class ReceiveQueues:
     def consumer_statuses(self) -> list[pb.ConsumerStatus]:
         """Return every consumer that holds a task, by descending number of unacknowledged messages."""
         now = time.monotonic()
-        consumers = {id(queue.consumer): queue.consumer for queue in self._queues.values()}
+        consumers = {id(queue.consumer): queue.consumer for queue in self.by_task.values()}
         found = [each.status(now) for each in consumers.values() if each is not None]
         return sorted(found, key=attrgetter("outstanding_messages"), reverse=True)
 
@@ -299,7 +287,7 @@ class ReceiveQueues:
         3. Otherwise wait until a queue wakes its readers, at most `seconds`.
         """
         change = asyncio.Event()
-        queues = [(queue, last) for task, last in last_read.items() if (queue := self._queues.get(task))]
+        queues = [(queue, last) for task, last in last_read.items() if (queue := self.by_task.get(task))]
         # 1. The reader must find the new owner of a task that has moved.
         if len(queues) < len(last_read) or any(queue.log.tail > last for queue, last in queues):
             return
@@ -319,7 +307,7 @@ class ReceiveQueues:
                 queue.reader_events.discard(change)
 
     def _get_without_consumer(self, task: int) -> TaskQueue:
-        queue = self._queues.get(task)
+        queue = self.by_task.get(task)
         if queue is None:
             raise self.not_local_error(task)
         if queue.consumer is not None:
@@ -337,7 +325,7 @@ class ReceiveQueues:
     def acknowledge(self, task: int, sequence: int) -> bool:
         """Release messages; return True if more may remain. Raises SupersededError as read() does."""
         # The messages of a task that moves are forwarded, so there is nothing to release here.
-        if task not in self._queues:
+        if task not in self.by_task:
             return False
         queue = self._get_without_consumer(task)
         # Delivered first, because only delivered messages can be acknowledged.

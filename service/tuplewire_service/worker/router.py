@@ -92,11 +92,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
         )
         self.connections = Connections(context, settings.topology, events, self._on_returned)
         successors = Successors(self.own_number, incarnation)
-        self._moves = Moves(successors, self.connections.get, self.queues.matches_assignment, clock)
+        self._moves = Moves(successors, self.connections.by_peer.get, self.queues.matches_assignment, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
-        tasks = f"local_tasks={len(self.queues)} moving_tasks={self.move_count}"
+        tasks = f"local_tasks={len(self.queues.by_task)} moving_tasks={self.move_count}"
         version = f"version={self.assignment_version}"
         return f"<Router {self._settings.worker_id} {version} {tasks} {self.connections!r}>"
 
@@ -202,7 +202,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def can_route(self, task: int) -> bool:
         """Return True if messages for a task can be queued here or forwarded."""
-        return task in self.queues or task in self.table.owner_by_task or self.queues.is_leaving(task)
+        queues = self.queues
+        return task in queues.by_task or task in self.table.owner_by_task or task in queues.leaving
 
     def _reroute(self, held_groups: Iterable[HeldGroup]) -> None:
         waiting = deque(held_groups)
@@ -245,7 +246,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 batch.refuse(group, self.table.stale_error(task, version))
                 continue
             # 2. Contradictory assignments could forward a message in a cycle.
-            if group.path and group.unqueued_hops > MAX_UNQUEUED_HOPS and task not in self.queues:
+            if group.path and group.unqueued_hops > MAX_UNQUEUED_HOPS and task not in self.queues.by_task:
                 batch.refuse(group, self.table.cycle_error(task))
                 continue
             if not inbound.worker_number:
@@ -279,7 +280,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _hold_behind_old_route(self, peer: Peer, tasks: Sequence[int]) -> None:
         """Hold new messages for these tasks until their previous owner has released all earlier ones."""
-        if (connection := self.connections.get(peer)) is not None:
+        if (connection := self.connections.by_peer.get(peer)) is not None:
             for task in tasks:
                 self._moves.add_old_route(task, peer, connection)
             connection.ack_handler.watch_releases(tasks)
@@ -306,7 +307,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def place_of(self, task: int) -> str:
         """Return a task's location in the current assignment: a worker id; LOCAL if here or unowned."""
-        owner = None if task in self.queues else self.table.owner_by_task.get(task)
+        owner = None if task in self.queues.by_task else self.table.owner_by_task.get(task)
         return LOCAL if owner is None else owner.worker_id
 
     def _on_settled(self, settled: Sequence[SettledMessages]) -> None:

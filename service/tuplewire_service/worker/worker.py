@@ -337,7 +337,7 @@ class Worker:
         """Return the known loads, 0 to 1, of these tasks; of all tasks by default."""
         table, queues = self.router.table, self.router.queues
         wanted = set(tasks) or table.owner_by_task.keys()
-        loads = {task: queues.load(task) for task in wanted if task in queues}
+        loads = {task: queues.load(task) for task in wanted if task in queues.by_task}
         remote_tasks = wanted - loads.keys()
         for other in table.other_owners:
             loads.update(self.router.connections.loads(other.peer, remote_tasks.intersection(other.tasks)))
@@ -348,7 +348,7 @@ class Worker:
         queues = self.router.queues
         loads = queues.changed_loads()
         for task, load in self.program_loads.items():
-            if task in queues:
+            if task in queues.by_task:
                 loads[task] = max(load, loads.get(task, 0.0))
         before, self.congested_tasks = self.congested_tasks, find_congested(loads, self.congested_tasks)
         relieved = before - self.congested_tasks
@@ -387,7 +387,7 @@ class Worker:
             rejected_waiting_messages=len(rejections.waiting_copies),
             dead_letter_task=self.settings.dead_letter_task,
             redelivered_messages=router.queues.redelivered_messages,
-            local_task_count=len(router.queues),
+            local_task_count=len(router.queues.by_task),
             moving_task_count=router.move_count,
             not_ready_reason=encodable(self.not_ready_reason),
             assignment_refused=bool(self.get_assignment_problem()),

@@ -95,7 +95,7 @@ class Cluster:
 
     def queue(self, at: int) -> list[Message]:
         """Return a worker's messages in the task's queue, in order; empty if it does not have the task."""
-        queue = self.workers[at].router.queues._queues.get(TASK)
+        queue = self.workers[at].router.queues.by_task.get(TASK)
         found: list[Message] = []
         for each in queue.log.iter_entries() if queue is not None else ():
             assert each.group.source is not None

@@ -199,7 +199,7 @@ class Scene:
     def letters(self) -> dict[int, list[int]]:
         """Return the numbers of the dead letters by their original task."""
         found = defaultdict(list)
-        for each in self.queues._queues[DEAD].log.iter_entries():
+        for each in self.queues.by_task[DEAD].log.iter_entries():
             for single in each.group.cut(range(len(each.group) + 1)):
                 message = TaskMessage.from_checked(DEAD, single.data, single.header_data)
                 letter = DecodedDeadLetter.read(message)

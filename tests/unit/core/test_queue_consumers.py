@@ -214,12 +214,12 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
     for task in (1, 2):
         put(queues, task, b"a")
     consumer = Consumer(queues, 1, 2, rejections=rejections)
-    for queue in queues._queues.values():
+    for queue in queues.by_task.values():
         queue.blocked_until = time.monotonic() + 60
     assert consumer.take() == []
     assert rejections._blocked_queues.keys() == {1, 2}
     assert queues.take_leaving(queues.set_local_tasks([2]))
-    queues._queues[2].blocked_until = 0.0
+    queues.by_task[2].blocked_until = 0.0
     consumer.woken = 0
     rejections.retry_blocked()
     assert (consumer.woken, len(consumer.take())) == (1, 1)

@@ -179,7 +179,7 @@ async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news:
         all_.queues.set_local_tasks([])
     async with asyncio.timeout(30):
         await waiting
-    queue = all_.queues._queues.get(TASK)
+    queue = all_.queues.by_task.get(TASK)
     assert queue is None or not queue.reader_events
 
 
@@ -189,7 +189,7 @@ async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     all_ = Fixture()
 
     for _ in range(2):
-        tail = all_.queues._queues[TASK].log.tail
+        tail = all_.queues.by_task[TASK].log.tail
         waiting = asyncio.create_task(all_.queues.wait_for_change({TASK: tail}, 60))
         await asyncio.sleep(0)
         async with asyncio.timeout(1):

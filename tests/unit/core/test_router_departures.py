@@ -59,9 +59,9 @@ async def test_what_a_worker_leaves_behind(
 
 async def test_a_connection_whose_messages_are_taken_back_writes_nothing(router: Router) -> None:
     """A replaced connection stops writing immediately, and only the new connection writes."""
-    given_up: Any = router.connections.get(THERE.peer)
+    given_up: Any = router.connections.by_peer.get(THERE.peer)
     router.connections.replace(THERE.peer)
-    new: Any = router.connections.get(THERE.peer)
+    new: Any = router.connections.by_peer.get(THERE.peer)
     assert (given_up.may_write, new.may_write) == (False, True)
 
 
