@@ -56,7 +56,7 @@ class EmbeddedWorker:
         assignment = Assignment(version, self.handle.topology, tuple(workers))
 
         def update() -> None:
-            self._worker.router.mark_dead(dead)  # first: the assignment then reroutes their messages
+            self._worker.router.dead_peers.update(dead)  # first: the assignment then reroutes their messages
             self._worker.update_assignment(assignment)
 
         self._loop.call(update)

@@ -67,7 +67,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._ledger = Ledger()
         self.changed = asyncio.Event()  # set after each change that wait_until() may wait for
         self._drops = Drops(self._ledger)
-        self._dead_peers: set[Peer] = set()
+        self.dead_peers: set[Peer] = set()  # until they are assigned again
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
         self.rejections = Rejections(settings, self._ledger, self.recv, self.can_route)
         self.queues = ReceiveQueues(settings, self._on_acknowledged, self.table.not_local_error, observer)
@@ -123,7 +123,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._transfer.send_all()  # to the owners of the old assignment
         previous_owners = self.table.other_owners
         self.table.replace(assignment)
-        self._dead_peers.difference_update(worker.peer for worker in assignment.workers)
+        self.dead_peers.difference_update(worker.peer for worker in assignment.workers)
         self._begin_moves(previous_owners, self.queues.set_local_tasks(self.table.local_tasks))
         self.refresh_connections()
         self._advance_moves()
@@ -163,7 +163,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         previous_owners = self._moves.previous_owners()
         overdue = self._moves.previous_owners(REROUTE_SECONDS) - {each.peer for each in self.table.workers}
         lost = {peer for peer in overdue if not self.connections.is_connected(peer)}
-        lost |= previous_owners & self._dead_peers
+        lost |= previous_owners & self.dead_peers
         self._moves.mark_lost(lost)
         kept = (previous_owners | successors).union(each.peer for each in self.table.other_owners) - lost
         self.connections.refresh(needed, kept, lost)
@@ -178,10 +178,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._hold_behind_old_route(peer, tuple(tasks))
             self._moves.mark_lost({peer})
             self.connections.replace(peer)
-
-    def mark_dead(self, peers: Collection[Peer]) -> None:
-        """Treat peers as dead until assigned again. The next assignment reroutes or drops their messages."""
-        self._dead_peers.update(peers)
 
     def _advance_moves(self, tasks: Iterable[int] | None = None) -> None:
         """Route messages to tasks (None: all) that leave local queues, or wait behind empty old routes."""
