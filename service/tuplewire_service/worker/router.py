@@ -40,7 +40,7 @@ from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.taps import Taps
-from tuplewire_service.worker.transfer_queue import Drops, TransferQueue
+from tuplewire_service.worker.transfer_queue import TransferQueue
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -66,7 +66,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.observer = observer
         self._ledger = Ledger()
         self.changed = asyncio.Event()  # set after each change that wait_until() may wait for
-        self._drops = Drops(self._ledger)
         self.dead_peers: set[Peer] = set()  # until they are assigned again
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
         self.rejections = Rejections(settings, self._ledger, self.recv, self.can_route)
@@ -93,7 +92,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.connections = Connections(context, settings.topology, events, self._on_returned)
         successors = Successors(self.own_number, incarnation)
         self._moves = Moves(successors, self.connections.by_peer.get, self.queues.matches_assignment, clock)
-        self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
+        lost_workers = self.consumers.lost_workers
+        self._transfer = TransferQueue(self.table, self.connections, lost_workers, self._ledger)
 
     def __repr__(self) -> str:
         tasks = f"local_tasks={len(self.queues.by_task)} moving_tasks={self.move_count}"
@@ -207,10 +207,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
             while waiting:
                 group, inbound = waiting[0]
                 if not self._route(group, inbound):
-                    self._drops.drop_unroutable(group, inbound)
+                    self._transfer.drop_unroutable(group, inbound)
                 waiting.popleft()
         finally:
-            self._drops.count_lost(group for group, _ in waiting)
+            self._transfer.count_lost(group for group, _ in waiting)
             asyncio.get_running_loop().call_soon(self._transfer.send_all)
 
     def _on_returned(self, connection: SendingEnd, groups: Sequence[HeldGroup]) -> None:
@@ -258,7 +258,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not group.path:
                     batch.refuse(group, self.table.not_local_error(task))  # 6.
                     continue
-                self._drops.drop_unroutable(group, inbound)  # 6. Its entry worker has accepted it.
+                self._transfer.drop_unroutable(group, inbound)  # 6. Its entry worker has accepted it.
             self._ledger.accepted += group.count
         self._transfer.send_all()
         if self.taps.open_taps:
@@ -294,9 +294,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         elif not self.queues.put(group, inbound):
             if owner is None:
                 return False
-            # record_route() needs the connection that put() will use.
+            # record_route() needs the connection that send_all() will use.
             connection = None if move is None else self.connections.get_or_open(owner.peer)
-            self._transfer.put(group, inbound)
+            self._transfer.queue.append((group, inbound))
         if move is not None:
             move.record_route(group, inbound, connection)
         return True
@@ -405,5 +405,5 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.departures.add(departure)
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
-        self._drops.count_lost(chain(self.rejections.close(), self._moves.close()))
+        self._transfer.count_lost(chain(self.rejections.close(), self._moves.close()))
         await self.connections.close(timeout)

@@ -1,15 +1,15 @@
 """The transfer queue: outbound messages, grouped by destination worker.
 
-All queued messages are sent together. The senders' credit bounds the queue. Drops accounts for messages
-that cannot be routed. Used by router.py. Owns the outbound messages of one loop turn. Call only from the
-event loop. Source: Storm's transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
+All queued messages are sent together. The senders' credit bounds the queue. It also drops the messages that
+cannot be routed. Used by router.py. Owns the outbound messages of one loop turn. Call only from the event
+loop. Source: Storm's transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
@@ -30,10 +30,15 @@ logger = event_logger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class Drops:
-    """Drops messages of one worker, and counts each by its reason. Call only from the event loop."""
+class TransferQueue:
+    """Holds outbound groups until send_all(). Call only from the event loop."""
 
+    table: RoutingTable
+    connections: Connections
+    lost_workers: LostWorkers
     ledger: Ledger
+    queue: list[HeldGroup] = field(default_factory=list)
+    """The groups for the next send_all(), which replaces the list."""
     _log_rate: LogRateLimiter = field(default_factory=LogRateLimiter)
 
     def drop(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, detail: str) -> None:
@@ -52,26 +57,11 @@ class Drops:
         """Count messages that were not routed because of a defect or the shutdown, without releasing them."""
         self.ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
 
-
-@dataclass(eq=False, repr=False)
-class TransferQueue:
-    """Holds outbound groups until send_all(). Call only from the event loop."""
-
-    table: RoutingTable
-    connections: Connections
-    lost_workers: LostWorkers
-    drops: Drops
-    queue: list[HeldGroup] = field(default_factory=list)
-
-    def put(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Queue a group for the next send_all()."""
-        self.queue.append((group, inbound))
-
     def send_all(self) -> None:
         """Group all messages by destination worker, in order, and send them.
 
         Messages of several programs keep the order of their entry sequences. An error is a defect: it is
-        reported to the loop, and unsent messages are passed to Drops.count_lost().
+        reported to the loop, and unsent messages are passed to count_lost().
         """
         if not self.queue:
             return
@@ -80,7 +70,7 @@ class TransferQueue:
         for group, inbound in queue:
             owner = self.table.owner_by_task.get(group.task)
             if owner is None:
-                self.drops.drop_unroutable(group, inbound)
+                self.drop_unroutable(group, inbound)
                 continue
             runs = runs_by_worker.setdefault(owner.worker_id, [])
             if runs and runs[-1][1] is inbound:
@@ -94,7 +84,7 @@ class TransferQueue:
                 self._send(self.connections.get_or_open(owner.peer), inbound, groups)
                 waiting.popleft()
         except Exception as error:  # noqa: BLE001 - reported to the loop
-            self.drops.count_lost(group for _, _, groups in waiting for group in groups)
+            self.count_lost(group for _, _, groups in waiting for group in groups)
             context = {"message": "defect in the transfer queue", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
@@ -109,9 +99,16 @@ class TransferQueue:
         if inbound.worker_number and connection is not None:
             if (lost := self.lost_workers).numbers:
                 groups = [each.as_redelivered() if lost.accepted(each, inbound) else each for each in groups]
-            groups = list(_as_forwarded(groups, inbound.worker_number, connection))
+            # Each task continues in the flow of its earlier messages.
+            paths: dict[int, int | None] = {}
+            for group in groups:
+                if group.task not in paths:
+                    workers = (entry_worker(group.path) or inbound.worker_number,)
+                    path = connection.session.flow_path_before(group.task, workers, group.entry_sequence)
+                    paths[group.task] = path
+            groups = [each.as_forwarded(inbound.worker_number, paths[each.task] or 0) for each in groups]
         for group in self._submit(connection, inbound, groups):
-            self.drops.drop_unroutable(group, inbound)
+            self.drop_unroutable(group, inbound)
 
     def _submit(
         self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]
@@ -136,20 +133,10 @@ class TransferQueue:
             pieces = [piece for group in groups for piece in split_by_limit(group, error.limit_bytes)]
             for fits, group in pieces:
                 if not fits:
-                    self.drops.drop(group, inbound, DropReason.TOO_LARGE, str(error))
+                    self.drop(group, inbound, DropReason.TOO_LARGE, str(error))
             return self._submit(connection, inbound, [group for fits, group in pieces if fits])
         except TuplewireError as error:
             # These messages were accepted, so they are counted as dropped, and released.
             for group in groups:
-                self.drops.drop(group, inbound, DropReason.REFUSED, str(error))
+                self.drop(group, inbound, DropReason.REFUSED, str(error))
         return []
-
-
-def _as_forwarded(groups: Iterable[TaskGroup], worker: int, connection: SendingEnd) -> Iterator[TaskGroup]:
-    """Yield messages of another worker in forwarded form, in the flow of earlier ones."""
-    paths: dict[int, int | None] = {}
-    for group in groups:
-        if group.task not in paths:
-            workers = (entry_worker(group.path) or worker,)
-            paths[group.task] = connection.session.flow_path_before(group.task, workers, group.entry_sequence)
-        yield group.as_forwarded(worker, paths[group.task] or 0)

@@ -20,14 +20,14 @@ from tuplewire_service.worker import receive_queues
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import RoutingTable
-from tuplewire_service.worker.transfer_queue import Drops, TransferQueue
+from tuplewire_service.worker.transfer_queue import TransferQueue
 
 
 def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     """Dropped messages are logged by task, with number and reason, and their sender gets space again."""
-    program, ledger = Program(), Ledger()
-    drops = Drops(ledger)
-    drops.drop_unroutable(TaskGroup.of(3, [b"x", b"y"]), program)
+    program = Program()
+    queue, ledger = queue_to(Connection())
+    queue.drop_unroutable(TaskGroup.of(3, [b"x", b"y"]), program)
     (record,) = caplog.records
     assert record.getMessage().startswith("messages.dropped task=3 messages=2 reason=unknown_task")
     assert (ledger.dropped[DropReason.UNKNOWN_TASK], program.released) == (2, 2)
@@ -138,15 +138,15 @@ def queue_to(connection: Connection) -> tuple[TransferQueue, Ledger]:
     table.replace(Assignment(1, "t", (AssignedWorker("here", "127.0.0.1:1", (0,)), there)))
     connections: Any = connection
     lost_workers: Any = None
-    return TransferQueue(table, connections, lost_workers, Drops(ledger)), ledger
+    return TransferQueue(table, connections, lost_workers, ledger), ledger
 
 
 async def test_releases_are_watched_for_whoever_waits_for_them() -> None:
     """Releases are requested only for senders that need them, because each costs a grant."""
     connection = Connection()
     queue, _ = queue_to(connection)
-    queue.put(TaskGroup.of(1, [b"x"]), Program(awaits_releases=False))
-    queue.put(TaskGroup.of(2, [b"y"]), Program())
+    queue.queue.append((TaskGroup.of(1, [b"x"]), Program(awaits_releases=False)))
+    queue.queue.append((TaskGroup.of(2, [b"y"]), Program()))
     queue.send_all()
     assert connection.sent == [([1], False), ([2], False)]
     assert connection.watched == [[2]]
@@ -156,8 +156,8 @@ async def test_what_a_closed_connection_does_not_take_is_counted() -> None:
     """If the connection closes between two runs, the second run counts as dropped."""
     connection, program = Connection(closes_after=1), Program()
     queue, ledger = queue_to(connection)
-    queue.put(TaskGroup.of(1, [b"x"]), program)
-    queue.put(TaskGroup.of(1, [b"y", b"z"]).numbered(5, 0, retained_upstream=True), program)
+    queue.queue.append((TaskGroup.of(1, [b"x"]), program))
+    queue.queue.append((TaskGroup.of(1, [b"y", b"z"]).numbered(5, 0, retained_upstream=True), program))
     queue.send_all()
     assert connection.sent == [([1], False)]
     assert ledger.dropped[DropReason.UNKNOWN_TASK] == 2
@@ -167,7 +167,7 @@ async def test_what_follows_by_another_way_goes_after_what_waits() -> None:
     """Messages that are sent immediately do not overtake messages waiting for the event loop."""
     connection: Any = Connection()
     queue, _ = queue_to(connection)
-    queue.put(TaskGroup.of(1, [b"x"]), Program())
+    queue.queue.append((TaskGroup.of(1, [b"x"]), Program()))
     queue.send_behind(connection, TaskGroup.of(2, [b"y"]).numbered(5, 0), Program())
     assert connection.sent == [([1], False), ([2], False)]
 

@@ -113,19 +113,16 @@ async def test_errors_of_a_connection_are_settled(
 
 
 @of_three
-async def test_a_defect_while_held_messages_are_routed(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_defect_while_held_messages_are_routed(router: Router) -> None:
     """If the second of three messages fails, the first is in flight and the others are dropped."""
-    put, calls = router._transfer.put, []
 
-    def raises(*arguments: Any) -> None:
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise RuntimeError("a defect")
-        put(*arguments)
+    class FailingList(list[Any]):
+        def append(self, item: Any) -> None:
+            if self:
+                raise RuntimeError("a defect")
+            super().append(item)
 
-    monkeypatch.setattr(router._transfer, "put", raises)
+    router._transfer.queue = FailingList()
     held: list[Any] = [(TaskGroup.of(1, [payload]), Program()) for payload in (b"a", b"b", b"c")]
     router._ledger.accepted += 3
     with pytest.raises(RuntimeError, match="a defect"):
