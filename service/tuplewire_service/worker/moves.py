@@ -97,13 +97,6 @@ class Move:
         # 3. All earlier messages have lower entry sequences, so no two messages wait for each other.
         return any(_is_behind(group, old.connection, self.own_number, self.own_number) for old in self.routes)
 
-    def must_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Return True if messages must wait: behind an old route, or behind earlier ones that wait."""
-        waiting = self.held_by_entry_worker.get(entry_worker_of(group, inbound, self.own_number))
-        if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
-            return True
-        return self.is_behind_old_route(group, inbound)
-
     def connection_to_follow(self, group: TaskGroup, inbound: InboundSession) -> SendingEnd | None:
         """Return the connection on which messages from another worker must follow earlier ones, or None.
 
@@ -130,12 +123,6 @@ class Move:
         worker = entry_worker_of(group, inbound, self.own_number)
         history = self.histories.setdefault(worker, RouteHistory(self.original))
         history.add(group.entry_sequence, group.next_entry_sequence - 1, connection)
-
-    def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Hold messages until take_ready() returns them."""
-        waiting = self.held_by_entry_worker.setdefault(entry_worker_of(group, inbound, self.own_number), [])
-        # Returned messages may be older than held ones.
-        insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
     def take_ready(self) -> Iterator[HeldGroup]:
         """Remove and yield messages that no longer need to wait, in order for each entry worker."""
@@ -179,14 +166,6 @@ class Moves:
         """Return the moving tasks among `tasks`; None: all moving tasks."""
         return list(self.by_task) if tasks is None else [task for task in tasks if task in self.by_task]
 
-    def forget_routes_to_owners(self, tasks: Iterable[int], owners: Mapping[int, AssignedWorker]) -> None:
-        """Forget old routes to current owners: messages to these workers follow the earlier ones anyway."""
-        for task in self.filter_moving(tasks):
-            move = self.by_task[task]
-            owner = owners.get(task)
-            if owner is not None and self.matches_assignment(task):
-                move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
-
     def destination_of(
         self, group: TaskGroup, inbound: InboundSession, owner: Peer | None
     ) -> tuple[Move | None, SendingEnd | None]:
@@ -217,11 +196,17 @@ class Moves:
         return move, move.connection_to_follow(group, inbound) if move is not None else None
 
     def try_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
-        move = self.by_task.get(group.task)
-        if move is None or not move.must_hold(group, inbound):
+        """Hold messages until take_ready(), behind an old route or held ones; False if none must wait."""
+        if (move := self.by_task.get(group.task)) is None:
             return False
-        move.hold(group, inbound)
+        worker = entry_worker_of(group, inbound, move.own_number)
+        held = move.held_by_entry_worker.get(worker)
+        follows_held = held and held[0][0].entry_sequence < group.entry_sequence
+        if not (follows_held or move.is_behind_old_route(group, inbound)):
+            return False
+        # Returned messages may be older than held ones.
+        held = move.held_by_entry_worker.setdefault(worker, [])
+        insort(held, (group, inbound), key=lambda each: each[0].entry_sequence)
         return True
 
     def as_dequeued(self, groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
@@ -241,11 +226,15 @@ class Moves:
             move.routes = [route for route in move.routes if route.connection is not connection]
         return [(group, inbound) for group, inbound in groups if not self.try_hold(group, inbound)]
 
-    def take_ready(self, tasks: Iterable[int]) -> list[HeldGroup]:
+    def take_ready(self, tasks: Iterable[int], owners: Mapping[int, AssignedWorker]) -> list[HeldGroup]:
         """Return, in order, the messages of these tasks that no longer wait; forget completed moves."""
         held_groups: list[HeldGroup] = []
         for task in self.filter_moving(tasks):
             move = self.by_task[task]
+            owner = owners.get(task)
+            # Messages to the current owner follow the earlier ones anyway.
+            if owner is not None and self.matches_assignment(task):
+                move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
             held_groups += move.take_ready()
             # The connection of a lost route looks empty before its messages return.
             move.routes = [
@@ -255,12 +244,6 @@ class Moves:
             if not (move.routes or move.held_by_entry_worker) and self.matches_assignment(task):
                 del self.by_task[task]
         return held_groups
-
-    def close(self) -> list[TaskGroup]:
-        """End every move; return the held messages."""
-        groups = list(self.held_groups())
-        self.by_task.clear()
-        return groups
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the held messages."""

@@ -30,7 +30,7 @@ from tuplewire_service.messaging.base import IConnectionCallback, InboundSession
 from tuplewire_service.messaging.recv_service import ISubscription, ISubscriptionSource
 from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.streamed_transport import StreamedContext
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import REROUTE_SECONDS, Connections
 from tuplewire_service.worker.delivery import AckedGroup, release
 from tuplewire_service.worker.departures import Departures, Successors, successors_to_wire
@@ -124,7 +124,17 @@ class Router(IConnectionCallback, ISubscriptionSource):
         previous_owners = self.table.other_owners
         self.table.replace(assignment)
         self.dead_peers.difference_update(worker.peer for worker in assignment.workers)
-        self._begin_moves(previous_owners, self.queues.set_local_tasks(self.table.local_tasks))
+        for task in self.queues.set_local_tasks(self.table.local_tasks):
+            self.rejections.release_originals(task)  # 1. The move waits until all messages are released.
+            self._moves.get_or_start(task)
+        after = {worker.peer: worker.tasks for worker in self.table.other_owners}
+        for worker in previous_owners:
+            tasks = after.get(worker.peer, ())
+            if tasks != worker.tasks:
+                # 2. A worker that restarts at another address is another peer: the old one loses all tasks.
+                lost_tasks = sorted(set(worker.tasks).difference(tasks))
+                self._hold_behind_old_route(worker.peer, lost_tasks)
+                self._forget_sequences(lost_tasks)
         self.refresh_connections()
         self._advance_moves()
         self.changed.set()
@@ -133,21 +143,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if (task := self._settings.dead_letter_task) is not None and task not in self.table.owner_by_task:
             logger.warning("dead_letter_task.not_assigned", extra={"task": task})
         return True
-
-    def _begin_moves(self, previous_owners: Iterable[AssignedWorker], removed_tasks: Iterable[int]) -> None:
-        """Hold new messages for each task that has moved, until its old route is empty."""
-        for task in removed_tasks:
-            self.rejections.release_originals(task)  # 1. The move waits until all messages are released.
-            self._moves.get_or_start(task)
-        after = {worker.peer: worker.tasks for worker in self.table.other_owners}
-        for worker in previous_owners:
-            tasks = after.get(worker.peer, ())
-            if tasks == worker.tasks:
-                continue
-            # 2. A worker that restarts at another address is another peer: the old one loses all tasks.
-            lost_tasks = sorted(set(worker.tasks).difference(tasks))
-            self._hold_behind_old_route(worker.peer, lost_tasks)
-            self._forget_sequences(lost_tasks)
 
     def refresh_connections(self) -> None:
         """Connect to the owners of outbound tasks, and to previous owners until their tasks have moved.
@@ -168,10 +163,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         kept = (previous_owners | successors).union(each.peer for each in self.table.other_owners) - lost
         self.connections.refresh(needed, kept, lost)
         self.connections.release_departed(self.departures.cleanly_departed)
-        self._reclaim_from_departed()
-
-    def _reclaim_from_departed(self) -> None:
-        """Reroute messages that departed workers had not accepted, after those that they had forwarded."""
+        # Reroute messages that departed workers had not accepted, after those that they had forwarded.
         self._transfer.send_all()  # before the connections are replaced
         ended = self.connections.find_ended_peers(self.departures, self._moves.previous_owners())
         for peer, tasks in ended.items():
@@ -186,8 +178,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         moving = self._moves.filter_moving(tasks)
         # Queues are emptied first: their messages are older than the held ones.
         self._reroute(self._moves.as_dequeued(self.queues.take_leaving(moving)))
-        self._moves.forget_routes_to_owners(moving, self.table.owner_by_task)
-        self._reroute(self._moves.take_ready(moving))
+        self._reroute(self._moves.take_ready(moving, self.table.owner_by_task))
         self._forget_sequences(moving)
 
     def _forget_sequences(self, tasks: Iterable[int]) -> None:
@@ -250,8 +241,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     batch.refuse(group, self.table.not_local_error(task))
                     continue
                 group = assign_sequence(group, now_micros, retained_upstream=inbound.awaits_releases)  # noqa: PLW2901
-            if sender_is_ahead:  # 4. By this newer assignment, the task belongs here.
-                self._accept_early(task)
+            if sender_is_ahead and self.queues.open_early(task):
+                self._start_early_move(task)  # 4. By this newer assignment, the task belongs here.
             # 5. and 6.
             held = task in moving and self._moves.try_hold(group, inbound)
             if not held and not self._route(group, inbound):
@@ -264,10 +255,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if self.taps.open_taps:
             self.taps.offer(batch, self.place_of)
 
-    def _accept_early(self, task: int) -> None:
-        """Accept a task of this worker before the assignment that names it arrives."""
-        if not self.queues.open_early(task):
-            return
+    def _start_early_move(self, task: int) -> None:
+        """Start the move of a task to this worker before the assignment that names it arrives."""
         self._transfer.send_all()  # to the known owner, before the move starts
         self._moves.get_or_start(task)
         if (owner := self.table.owner_by_task.get(task)) is not None:
@@ -405,5 +394,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.departures.add(departure)
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
-        self._transfer.count_lost(chain(self.rejections.close(), self._moves.close()))
+        self._transfer.count_lost(chain(self.rejections.close(), self._moves.held_groups()))
+        self._moves.by_task.clear()
         await self.connections.close(timeout)

@@ -77,8 +77,8 @@ def held(moves: Moves, group: TaskGroup, inbound: Program) -> bool:
 
 def follows(moves: Moves, group: TaskGroup, inbound: Program, route: Route) -> bool:
     """Return True if messages must follow earlier ones by this route."""
+    assert not held(moves, group, inbound)
     move = moves.by_task[TASK]
-    assert not move.must_hold(group, cast("InboundSession", inbound))
     return move.connection_to_follow(group, cast("InboundSession", inbound)) is cast("Any", route)
 
 
@@ -89,7 +89,7 @@ def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
 
 def free(moves: Moves) -> list[int]:
     """Return the entry sequences of messages that no longer need to wait."""
-    return [group.entry_sequence for group, _ in moves.take_ready(moves.filter_moving())]
+    return [group.entry_sequence for group, _ in moves.take_ready(moves.filter_moving(), {})]
 
 
 def test_what_follows_waits_until_the_old_route_is_empty() -> None:
@@ -177,13 +177,13 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route = Route()
     moves = moving(route)
     route.send(messages(1))
-    moves.by_task[TASK].hold(messages(2), WORKER)
     moves.mark_lost({PEER})
     route.session.withdraw()
-    assert moves.by_task[TASK].must_hold(messages(3), WORKER)
-    assert moves.take_ready(moves.filter_moving()) == []
+    assert held(moves, messages(2), WORKER)
+    assert held(moves, messages(3), WORKER)
+    assert free(moves) == []
     moves.remove_routes(cast("SendingEnd", route), [])
-    assert [group.entry_sequence for group, _ in moves.take_ready(moves.filter_moving())] == [2]
+    assert free(moves) == [2, 3]
     assert TASK not in moves.by_task
 
 
@@ -284,9 +284,9 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
     route = Route(messages(1))
     moves = moving(route, left=left)
     owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
-    moves.forget_routes_to_owners([TASK], owner_of)
-    move = moves.by_task[TASK]
-    assert bool(move.routes) is moves_on
+    moves.take_ready([TASK], owner_of)
+    move = moves.by_task.get(TASK)
+    assert bool(move and move.routes) is moves_on
 
 
 def test_what_a_lost_worker_had_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
