@@ -138,3 +138,14 @@ def test_times_that_go_on(every: float) -> None:
     for at in (-1.7e9, 0, Fraction(1, 3), 1.7e9):
         windows.add(object(), at)  # type: ignore[arg-type]
     assert len(list(windows.flush())) == 4
+
+
+@pytest.mark.parametrize("every", [0.1, 0.3, 0.7, 1.1])
+def test_steps_that_are_no_binary_fractions(every: float) -> None:
+    """Each tuple enters the window of its step, also after a gap, and sliding windows have whole steps."""
+    windows, sliding = (TimeWindows(Window.seconds(steps * every, every)) for steps in (1, 3))
+    for step in [*range(1, 2000, 3), 1_000_000_003]:
+        for each in (windows, sliding):
+            assert each.add(object(), step * every)  # type: ignore[arg-type]
+        assert len(list(windows.advance(step * every))) == 1
+        assert [len(each) for each in sliding.advance((step + 2) * every)] == [1, 1, 1]

@@ -110,10 +110,16 @@ class Window:
             raise TopologyError(f"lag must be a number of seconds of at least 0, not {self.lag!r}")
         if self.timestamp is None and (self.lag or self.late_stream):
             raise TopologyError("lag and late_stream need a timestamp: set timestamp to a field or function")
-        if not self.by_count and self.timestamp is None and self.length % self.every:
+        if not self.by_count and self.timestamp is None and self.steps is None:
             raise TopologyError(
                 f"a window of {self.length:g} s, every {self.every:g} s, by arrival: use a multiple of every"
             )
+
+    @property
+    def steps(self) -> int | None:
+        """The length in multiples of `every`, if it is a multiple."""
+        steps = round(self.length / self.every)
+        return steps if math.isclose(steps * self.every, self.length, rel_tol=1e-12) else None
 
 
 class CountWindows:
@@ -154,12 +160,12 @@ class TimeWindows:
     """
 
     def __init__(self, window: Window) -> None:
-        self._length, self._every = window.length, window.every
+        self._length, self._every, self._steps = window.length, window.every, window.steps
         self._max_time = min(_MAX_TIME, window.every * _MAX_WINDOWS)
         self._tuples: list[_TimedTuple] = []
         self._expired: list[Tuple] = []
-        self._end = -math.inf
-        """The end of the last window."""
+        self._last = -math.inf
+        """The last window, as its end in multiples of `every`: sums of fractions are not exact."""
         self.watermark = -math.inf
 
     def add(self, message: Tuple, time: Any) -> bool:
@@ -181,11 +187,13 @@ class TimeWindows:
         """Yield, in order, the windows that end by this time, except empty windows."""
         while self._tuples:
             # Skip over windows without tuples, however long the gap.
-            end = max(self._end + self._every, math.ceil(self._tuples[0].time / self._every) * self._every)
+            current = max(self._last + 1, self._first_after(self._tuples[0].time))
+            end = current * self._every
             if end > now:
                 break
-            begin, previous_end = end - self._length, self._end
-            self._end = end
+            # The start is exactly the end of an earlier window, or a tuple between the two would be lost.
+            begin = end - self._length if self._steps is None else (current - self._steps) * self._every
+            previous_end, self._last = self._last * self._every, current
             first_inside = bisect_right(self._tuples, begin, key=attrgetter("time"))
             self._expired += [each.message for each in self._tuples[:first_inside]]
             del self._tuples[:first_inside]
@@ -198,8 +206,13 @@ class TimeWindows:
 
     def flush(self) -> Iterator[TupleWindow]:
         """Yield all windows up to the first one with the last tuple."""
-        if self._tuples and self._tuples[-1].time > self._end:
-            yield from self.advance(math.ceil(self._tuples[-1].time / self._every) * self._every)
+        if self._tuples and (last := self._first_after(self._tuples[-1].time)) > self._last:
+            yield from self.advance(last * self._every)
+
+    def _first_after(self, time: float) -> int:
+        """Return the first window that ends at this time or later."""
+        whole = math.floor(time / self._every)
+        return whole + (whole * self._every < time)
 
 
 class WindowedBolt(Bolt):
@@ -230,7 +243,7 @@ class WindowedBolt(Bolt):
         super().prepare(conf, context, collector)
         self._count_windows = CountWindows(self.window)
         self._time_windows = TimeWindows(self.window)
-        self._tick_time = 0.0
+        self._ticks = 0
         self._max_times: dict[tuple[str, str], float] = {}
         self._streams = {(each.component, each.stream) for each in context.component.inputs}
 
@@ -245,7 +258,7 @@ class WindowedBolt(Bolt):
         if self.window.by_count:
             self._execute_all(self._count_windows.add(message))
         elif self.window.timestamp is None:
-            self._time_windows.add(message, self._tick_time + self.window.every)
+            self._time_windows.add(message, (self._ticks + 1) * self.window.every)
         else:
             self._add_by_time(message)
         self.collector.ack(message)
@@ -257,8 +270,8 @@ class WindowedBolt(Bolt):
             return self._time_windows.flush()
         if self.window.timestamp is not None:
             return ()  # time is the tuples' own, not the clock's
-        self._tick_time += self.window.every
-        return self._time_windows.advance(self._tick_time)
+        self._ticks += 1
+        return self._time_windows.advance(self._ticks * self.window.every)
 
     def _add_by_time(self, message: Tuple) -> None:
         timestamp = self.window.timestamp
