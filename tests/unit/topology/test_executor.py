@@ -21,6 +21,9 @@ from tuplewire_topology import (
     TopologyBuilder,
     TopologyContext,
     Tuple,
+    TupleWindow,
+    Window,
+    WindowedBolt,
 )
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.clusters.capture import FixedTupleSpout
@@ -326,3 +329,25 @@ def test_executor_is_not_split() -> None:
     topology = chain(Numbers(1, Log()), Do(lambda _: None), parallelism=1, n_tasks=2)
     with pytest.raises(TopologyError, match="tasks 1 to 2 share an executor"):
         alone(topology, tasks=[1])
+
+
+@pytest.mark.parametrize("window", [Window.count(3), Window.seconds(1)])
+def test_a_retry_repeats_the_window(window: Window) -> None:
+    """If a bolt with windows raises, its next try gets the same window, and no tuple or tick counts twice."""
+    seen, timer = Log(), SimulatedTimer()
+
+    class Windows(WindowedBolt):
+        def execute_window(self, window: TupleWindow) -> None:
+            seen([message["number"] for message in window])
+            if len(seen.seen) % 2:
+                raise ValueError("at the first try")
+
+    bolt = Windows()
+    bolt.window = window
+    with running(chain(Numbers(6, Log()), bolt), {"topology.error.tries": 2}, timer=timer) as worker:
+        assert wait_idle(worker, SECONDS)
+        for _ in range(3):
+            timer.advance(1)
+            assert wait_idle(worker, SECONDS)
+    expected = [[0, 1, 2], [3, 4, 5]] if window.by_count else [[0, 1, 2, 3, 4, 5]]
+    assert seen.seen == [each for each in expected for _ in range(2)]

@@ -185,6 +185,7 @@ class TimeWindows:
 
     def advance(self, now: float) -> Iterator[TupleWindow]:
         """Yield, in order, the windows that end by this time, except empty windows."""
+        self.watermark = max(self.watermark, now)
         while self._tuples:
             # Skip over windows without tuples, however long the gap.
             current = max(self._last + 1, self._first_after(self._tuples[0].time))
@@ -202,7 +203,6 @@ class TimeWindows:
                 expired, self._expired = self._expired, []
                 new = [each.message for each in inside if each.time > previous_end]
                 yield TupleWindow([each.message for each in inside], new, expired, begin, end)
-        self.watermark = max(self.watermark, now)
 
     def flush(self) -> Iterator[TupleWindow]:
         """Yield all windows up to the first one with the last tuple."""
@@ -244,6 +244,7 @@ class WindowedBolt(Bolt):
         self._count_windows = CountWindows(self.window)
         self._time_windows = TimeWindows(self.window)
         self._ticks = 0
+        self._entered: Tuple | None = None
         self._max_times: dict[tuple[str, str], float] = {}
         self._streams = {(each.component, each.stream) for each in context.component.inputs}
 
@@ -252,16 +253,26 @@ class WindowedBolt(Bolt):
         """Process a window."""
 
     def execute(self, message: Tuple) -> None:
-        if message.is_tick:  # without a message id, so it needs no ack
-            self._execute_all(self._tick(last=message.is_final_tick))
-            return
+        if message is not self._entered:  # otherwise a retry, because of the window that is still due
+            self._due = iter(self._enter(message))
+            self._window, self._entered = next(self._due, None), message
+        while self._window is not None:
+            self.execute_window(self._window)
+            self._window = next(self._due, None)
+        self._entered = None
+        if not message.is_tick:  # a tick has no message id
+            self.collector.ack(message)
+
+    def _enter(self, message: Tuple) -> Iterable[TupleWindow]:
+        """Add a tuple or tick, and return the windows that are then due."""
+        if message.is_tick:
+            return self._tick(last=message.is_final_tick)
         if self.window.by_count:
-            self._execute_all(self._count_windows.add(message))
-        elif self.window.timestamp is None:
-            self._time_windows.add(message, (self._ticks + 1) * self.window.every)
-        else:
-            self._add_by_time(message)
-        self.collector.ack(message)
+            return self._count_windows.add(message)
+        if self.window.timestamp is not None:
+            return self._add_by_time(message)
+        self._time_windows.add(message, (self._ticks + 1) * self.window.every)
+        return ()
 
     def _tick(self, *, last: bool) -> Iterable[TupleWindow]:
         if self.window.by_count:
@@ -273,22 +284,20 @@ class WindowedBolt(Bolt):
         self._ticks += 1
         return self._time_windows.advance(self._ticks * self.window.every)
 
-    def _add_by_time(self, message: Tuple) -> None:
+    def _add_by_time(self, message: Tuple) -> Iterable[TupleWindow]:
         timestamp = self.window.timestamp
         tuple_time = timestamp(message) if callable(timestamp) else message[str(timestamp)]
         if not self._time_windows.add(message, tuple_time):
             self.late_tuples += 1
             if self.window.late_stream is not None:
                 self.collector.emit(message.values, stream=self.window.late_stream, anchors=message)
-            return
+            return ()
         stream = (message.source_component, message.source_stream)
         self._max_times[stream] = max(tuple_time, self._max_times.get(stream, tuple_time))
-        if self._max_times.keys() >= self._streams:  # the slowest stream decides
-            self._execute_all(self._time_windows.advance(min(self._max_times.values()) - self.window.lag))
-
-    def _execute_all(self, windows: Iterable[TupleWindow]) -> None:
-        for window in windows:
-            self.execute_window(window)
+        if self._max_times.keys() < self._streams:
+            return ()
+        # The slowest stream decides.
+        return self._time_windows.advance(min(self._max_times.values()) - self.window.lag)
 
 
 def tick_seconds_of(bolt: WindowedBolt, name: str) -> float:

@@ -133,15 +133,14 @@ class TickScheduler:
     def add(self, task: int, seconds: float) -> None:
         """Send a task a tick every `seconds`."""
         self._unprocessed.discard(task)
-        column = AddressedTuples(task, [tick(seconds)], partial(self._unprocessed.discard, task))
-        self._ticks[task] = self._timer.every(seconds, partial(self._enqueue_tick, column))
+        self._ticks[task] = self._timer.every(seconds, partial(self._enqueue_tick, task, seconds))
 
     def send_final(self, tasks: Iterable[int]) -> None:
         """Send the final tick to each of these tasks that gets ticks."""
         for task in tasks:
             if task in self._ticks:
                 self._unprocessed.discard(task)  # the final tick is never skipped
-                self._enqueue_tick(AddressedTuples(task, [tick(0)], partial(self._unprocessed.discard, task)))
+                self._enqueue_tick(task, 0)
 
     def remove(self, tasks: Iterable[int]) -> None:
         """Stop the ticks of these tasks; tasks without ticks are ignored."""
@@ -149,13 +148,13 @@ class TickScheduler:
             if task in self._ticks:
                 self._ticks.pop(task)()
 
-    def _enqueue_tick(self, column: AddressedTuples) -> None:
+    def _enqueue_tick(self, task: int, seconds: float) -> None:
         # A slow task gets no backlog of ticks.
-        if column.task in self._unprocessed or not self._counter.try_add():
+        if task in self._unprocessed or not self._counter.try_add():
             return
-        self._unprocessed.add(column.task)
+        self._unprocessed.add(task)
         try:
-            self._put(column)
+            self._put(AddressedTuples(task, [tick(seconds)], partial(self._unprocessed.discard, task)))
         except ClosedError:
             return  # the executor has stopped, and needs no ticks
         finally:
