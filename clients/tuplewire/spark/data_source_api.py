@@ -73,6 +73,7 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
 
     def __init__(self, create_reader: Callable[[], DataSourceStreamReader]) -> None:
         self._create_reader = create_reader
+        self._initial: dict[str, Any] | None = None
         self._planned_end: dict[str, Any] | None = None
         self._last_start: dict[str, Any] | None = None
 
@@ -80,16 +81,14 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
     def _reader(self) -> DataSourceStreamReader:
         return self._create_reader()
 
-    @cached_property
-    def _initial(self) -> dict[str, Any]:
-        return self._reader.initialOffset()
-
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the same offset at each call: Spark may have received an end based on it before."""
+        if self._initial is None:
+            self._initial = self._reader.initialOffset()
         return self._initial
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name
-        return self._latest(self._initial if self._planned_end is None else self._planned_end)
+        return self._latest(self.initialOffset() if self._planned_end is None else self._planned_end)
 
     def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
         self._last_start = start
@@ -99,9 +98,10 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
         """Return the partitions of a micro-batch.
 
         For a start that the reader has not seen, call its latestOffset() first: it raises an error if
-        messages were lost, also after a restart.
+        messages were lost, also after a restart. Not for the initial offset: if Spark repeats the first
+        micro-batch, the messages before a new initial offset may belong to it, and must not be discarded.
         """
-        if start not in (end, self._last_start):
+        if start not in (end, self._last_start, self._initial):
             self._latest(start)
         self._planned_end = end
         return self._reader.partitions(start, end)

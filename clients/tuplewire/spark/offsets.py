@@ -39,7 +39,7 @@ class TaskOffset:
         entries: Messages before the position that were not acknowledged at that worker, by entry worker.
         before: Messages that were read at other workers and may be redelivered at this one.
         messages: The number of messages since the previous position.
-        first: The start of the messages at this worker, if the previous position is at another worker.
+        first: The position before these messages: Spark may repeat the first micro-batch from a later start.
     """
 
     worker: int
@@ -290,14 +290,14 @@ def divide_limit(waiting: Mapping[int, int], limit: int) -> dict[int, int]:
     return shares
 
 
-def add_entry_sequences(start: Offset, current: Offset, end: Offset, runs: Mapping[int, EntryRuns]) -> Offset:
+def add_entry_sequences(start: Offset, end: Offset, runs: Mapping[int, EntryRuns]) -> Offset:
     """Return the end of a micro-batch with the numbers of entry workers, which stay valid after a move.
 
-    start: Spark's value. current: the same position at the current workers. runs: the entry runs, by task.
+    start: the start of the micro-batch at the current workers. runs: the entry runs, by task.
     """
     offsets = dict(end.offsets)
     for task, each in runs.items():
-        offset, last = current.offsets[task], end.offsets[task].sequence
+        offset, last = start.offsets[task], end.offsets[task].sequence
         first = max(each.first_sequence - 1, offset.sequence)
         entries = each.last_sequences(last)
         offsets[task] = replace(
@@ -305,7 +305,7 @@ def add_entry_sequences(start: Offset, current: Offset, end: Offset, runs: Mappi
             entries=entries,
             before=filter_redeliverable(offset.before, entries),
             messages=count_messages(each.unread_ranges(first, last, offset.before)),
-            first=None if offset is start.offsets.get(task) else first,
+            first=first,
         )
     return Offset(offsets)
 

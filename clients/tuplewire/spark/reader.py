@@ -93,7 +93,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
                 runs = poller.fetch_runs(wanted, states)
                 if runs.keys() == wanted.keys():  # otherwise a task has moved since the poll
                     break
-        end = add_entry_sequences(start, start, end, runs)
+        end = add_entry_sequences(start, end, runs)
         return [RangePartition(each, poller.owners.others) for each in ranges(start, end, states, runs)]
 
 
@@ -177,7 +177,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
-            if end is not begin and (numbered_end := self._number_end(position, begin, end, states)):
+            if end is not begin and (numbered_end := self._number_end(begin, end, states)):
                 self._last_batch_at, self._end, self._idle_states = now, numbered_end, {}
                 return numbered_end.to_json()
             self._idle_states = states
@@ -192,11 +192,11 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             return 1
         return least
 
-    def _number_end(self, position: Offset, begin: Offset, end: Offset, states: QueueStates) -> Offset | None:
+    def _number_end(self, begin: Offset, end: Offset, states: QueueStates) -> Offset | None:
         """Return the end with numbers that stay valid after a move; None if a task moved since the poll."""
         taken = {task: each.sequence for task, each in end.offsets.items() if each is not begin.offsets[task]}
         self._runs = runs = self._poller.fetch_runs(taken, states)
-        return add_entry_sequences(position, begin, end, runs) if runs.keys() == taken.keys() else None
+        return add_entry_sequences(begin, end, runs) if runs.keys() == taken.keys() else None
 
     def _check_previous_owners(self, position: Offset, states: QueueStates) -> None:
         """With failOnDataLoss, wait until previous owners have forwarded all messages; raise if one fails."""

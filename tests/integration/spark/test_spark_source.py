@@ -228,23 +228,43 @@ def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
             assert set(reader.latestOffset(end, ReadAllAvailable())["tasks"]) == {"1", "2", "10"}
 
 
+def test_a_first_batch_is_repeated_after_later_messages(workers: Pair) -> None:
+    """With startingOffsets=latest, a repeated first micro-batch has its messages, not only later ones."""
+    task = workers.near_task()
+    with client_of(workers.near.address) as client:
+        deliver(client, numbered(task, range(5)))
+        with stream_reader(workers.near, str(task), startingOffsets="latest") as reader:
+            start = reader.initialOffset()
+            assert reader.latestOffset(start, ReadAllAvailable()) == start
+            deliver(client, numbered(task, range(5, 8)))
+            end = reader.latestOffset(start, ReadAllAvailable())
+        deliver(client, numbered(task, range(8, 10)))
+    with stream_reader(workers.near, str(task), startingOffsets="latest") as reader:
+        repeated = reader.initialOffset()
+        assert repeated != start
+        assert payloads(reader, reader.partitions(repeated, end)) == [5, 6, 7]
+        later = reader.latestOffset(end, ReadAllAvailable())
+        assert payloads(reader, reader.partitions(end, later)) == [8, 9]
+        reader.commit(later)
+
+
 # --- Spark 4.0 and 4.1, which pass no start offset ---------------------------------------------------
 
 
 class Maker:
     """Makes the reader of a task's messages; can be pickled."""
 
-    def __init__(self, address: str, task: int) -> None:
-        self.options = {"address": address, "topology": TOPOLOGY, "tasks": str(task), "timeout": "20"}
+    def __init__(self, address: str, task: int, **more: str) -> None:
+        self.options = {"address": address, "topology": TOPOLOGY, "tasks": str(task), "timeout": "20", **more}
 
     def __call__(self) -> TuplewireStreamReader:
         return TuplewireStreamReader(source_options(self.options))
 
 
 @contextmanager
-def earlier_query(workers: Pair, task: int) -> Iterator[OldStreamReader]:
+def earlier_query(workers: Pair, task: int, **more: str) -> Iterator[OldStreamReader]:
     """Make a reader, as each start of a query does, and stop it at the end."""
-    reader = OldStreamReader(Maker(workers.near.address, task))
+    reader = OldStreamReader(Maker(workers.near.address, task, **more))
     yield reader
     reader.stop()
 
@@ -294,6 +314,22 @@ def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:
         assert third["tasks"][str(task)]["sequence"] == second["tasks"][str(task)]["sequence"]
         assert read_planned(reader, second, third) == []
         assert acknowledged(workers.far, task) == 20
+
+
+def test_a_first_batch_is_repeated_by_an_earlier_spark(workers: Pair) -> None:
+    """With startingOffsets=latest, a new initial offset discards no messages of the repeated micro-batch."""
+    task = workers.near_task()
+    send_numbers(workers, task, range(5))
+    with earlier_query(workers, task, startingOffsets="latest") as reader:
+        reader.latestOffset()
+        send_numbers(workers, task, range(5, 8))
+        end = reader.latestOffset()
+    send_numbers(workers, task, range(8, 10))
+    with earlier_query(workers, task, startingOffsets="latest") as reader:
+        assert read_planned(reader, reader.initialOffset(), end) == [5, 6, 7]
+        later = reader.latestOffset()
+        assert read_planned(reader, end, later) == [8, 9]
+        reader.commit(later)
 
 
 def test_available_now_asks_before_it_tells(workers: Pair) -> None:

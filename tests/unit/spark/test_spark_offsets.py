@@ -52,7 +52,7 @@ def runs(first: int, *each: tuple[int, int, int]) -> EntryRuns:
 def planned(start: Offset, now: dict[int, QueueState], numbers: dict[int, EntryRuns]) -> Offset:
     """Return the end of the next micro-batch, as a reader plans it."""
     current = start.relocate_to(now)
-    return add_entry_sequences(start, current, next_offset(current, now), numbers)
+    return add_entry_sequences(current, next_offset(current, now), numbers)
 
 
 def test_json_comes_back() -> None:
@@ -190,8 +190,21 @@ def test_what_was_read_may_come_late() -> None:
     numbers = {1: runs(3, (2, 100, 3), (2, 200, 11))}
     two = planned(one, now, numbers)
     assert (two.offsets[1].before, two.offsets[1].messages) == ({}, 0)
-    assert two.offsets[1].first is None
+    assert two.offsets[1].first == 2
     assert ranges(one, two, now, numbers)[0].end.messages == 0
+
+
+@pytest.mark.parametrize("now", [held(0, 9), held(20, 29, worker=78)])
+def test_a_first_batch_is_repeated_with_its_messages(now: QueueState) -> None:
+    """A new initial offset, after later messages or at another worker, does not change a planned batch."""
+    start = initial_offset({1: held(0, 5)}, latest={1})
+    numbers = {1: runs(1, (8, 100, 1))}
+    end = planned(start, {1: held(0, 8)}, numbers)
+    repeated = initial_offset({1: now}, latest={1})
+    assert repeated != start
+    (wanted,) = ranges(repeated, end, {1: now}, numbers)
+    assert (wanted.start, wanted.end.sequence, wanted.end.messages) == (5, 8, 3)
+    assert (wanted.runs is None) == (now.worker != WORKER)
 
 
 def test_a_task_that_comes_back() -> None:
