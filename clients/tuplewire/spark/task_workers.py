@@ -156,6 +156,7 @@ class TaskPoller(TaskWorkers):
             wanted = [task for task in self.owners.by_task if task in wanted]
             if not wanted:
                 time.sleep(wait)
+                self.owners.by_task = {}  # no worker is polled that could report a new assignment
         tasks_at = self.owners.group_tasks(wanted)
         polls = {peer: self._poll_request(peer, tasks, seen, wait) for peer, tasks in tasks_at.items()}
         if wait and len(polls) > 1:

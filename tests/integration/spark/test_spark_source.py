@@ -228,6 +228,21 @@ def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
             assert set(reader.latestOffset(end, ReadAllAvailable())["tasks"]) == {"1", "2", "10"}
 
 
+def test_tasks_are_read_although_none_is_assigned_at_the_start(tmp_path: Path) -> None:
+    """A query of a range without assigned tasks reads its tasks once they are assigned."""
+    with one_worker("a", "--drain-seconds=0.1", directory=tmp_path) as a, stream_reader(a, "10-") as reader:
+        assign(a, 1, {("a", a.address): [1]})
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+        assign(a, 2, {("a", a.address): [1, 10]})
+        with client_of(a.address) as client:
+            deliver(client, numbered(10, range(3)))
+            eventually(lambda: reader.latestOffset(start, ReadAllAvailable()) != start, 20)
+            end = reader.latestOffset(start, ReadAllAvailable())
+            assert payloads(reader, reader.partitions(start, end)) == [0, 1, 2]
+            reader.commit(end)
+
+
 def test_a_first_batch_is_repeated_after_later_messages(workers: Pair) -> None:
     """With startingOffsets=latest, a repeated first micro-batch has its messages, not only later ones."""
     task = workers.near_task()
