@@ -177,7 +177,9 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
-            if end is not begin and (numbered_end := self._number_end(begin, end, states)):
+            if end is not begin:
+                if (numbered_end := self._number_end(begin, end, states)) is None:
+                    continue
                 self._last_batch_at, self._end, self._idle_states = now, numbered_end, {}
                 return numbered_end.to_json()
             self._idle_states = states

@@ -204,13 +204,17 @@ class TaskPoller(TaskWorkers):
     def fetch_runs(self, last: Mapping[int, int], states: QueueStates) -> dict[int, EntryRuns]:
         """Return the entry sequences of messages, for tasks that have not moved since the poll of `states`.
 
-        last: the last sequence for each task; 0: all. Raises UnreachableError.
+        last: the last sequence for each task; 0: all. Tasks of a worker that does not answer are omitted, as
+        they may have moved.
         """
         found: dict[int, EntryRuns] = {}
         for peer, tasks in self.owners.group_tasks(last).items():
             polled = (pb.PolledTask(task=task, entries_to_sequence=last[task]) for task in tasks)
             request = pb.PollRequest(topology=self._topology, expected_worker_id=peer.worker_id, tasks=polled)
-            answer = self[peer.address].poll(request)
+            try:
+                answer = self[peer.address].poll(request)
+            except RETRYABLE_ERRORS:
+                continue  # the caller's next poll repeats this, up to the timeout
             for held in answer.tasks:
                 each = states[held.task]
                 if (answer.worker_incarnation, held.base_sequence) == (each.worker, each.start):

@@ -27,12 +27,14 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import SupersededError, UnreachableError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.data_source_api import OldStreamReader
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -261,6 +263,29 @@ def test_a_first_batch_is_repeated_after_later_messages(workers: Pair) -> None:
         later = reader.latestOffset(end, ReadAllAvailable())
         assert payloads(reader, reader.partitions(end, later)) == [8, 9]
         reader.commit(later)
+
+
+def test_a_worker_that_is_away_for_a_moment_ends_no_query(
+    workers: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a worker does not answer between two requests, the query polls again, also with availableNow."""
+    task = workers.near_task()
+    send_numbers(workers, task, range(3))
+    poll = ControlClient.poll
+    failures = iter([UnreachableError("away")])
+
+    def poll_with_failure(client: ControlClient, request: pb.PollRequest) -> pb.PollResponse:
+        if request.tasks[0].entries_to_sequence and (failure := next(failures, None)) is not None:
+            raise failure
+        return poll(client, request)
+
+    monkeypatch.setattr(ControlClient, "poll", poll_with_failure)
+    with stream_reader(workers.near, str(task)) as reader:
+        reader.prepareForTriggerAvailableNow()
+        start, end = planned(reader)
+        assert next(failures, None) is None
+        assert payloads(reader, reader.partitions(start, end)) == [0, 1, 2]
+        reader.commit(end)
 
 
 # --- Spark 4.0 and 4.1, which pass no start offset ---------------------------------------------------
