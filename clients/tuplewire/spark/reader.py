@@ -213,6 +213,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 if previous_owner.has_lost:
                     raise loss_error(task, offset, previous_owner, max(0, unread))
             self._checked_moves.add((task, each.worker))
+            if self._target is not None:  # without an end at the new worker, the query would never end
+                self._target |= end_offsets(self._poller.poll_tasks([task]))
 
     def _check_removed(self, start: Offset) -> None:
         """With failOnDataLoss, raise if the query stops reading a task with unread messages; once a task."""

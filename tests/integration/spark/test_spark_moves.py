@@ -183,6 +183,22 @@ def test_a_task_moves_between_planning_and_reading(shared: Workers) -> None:
             again.read_all(150)
 
 
+def test_a_query_with_available_now_ends_after_a_move(shared: Workers) -> None:
+    """After a move, the query ends with the messages that the new owner had then, and reads no later ones."""
+    with query(shared) as running:
+        send(shared, range(10), "a")
+        running.reader.prepareForTriggerAvailableNow()
+        shared.put("b")
+        running.step()
+        send(shared, range(10, 20))
+        running.step()
+        assert running.plan() == running.at
+        assert sorted(running.got) == list(range(10))
+    with query(shared) as later:
+        later.at, later.got = running.at, running.got
+        later.read_all(20)
+
+
 def test_a_task_moves_while_it_is_read(shared: Workers) -> None:
     """A reader continues at the new owner within a micro-batch; the previous owner does not wait for it."""
     count = 600
