@@ -123,8 +123,8 @@ class RangeReader:
                     if not self._has_moved(poller, location):
                         self._retry.wait_or_raise(error)
                         continue
-                    passed = location.runs.last_sequences(location.position)
-                    self._read_sequences = merge(self._read_sequences, passed)
+                passed = location.runs.last_sequences(location.position)
+                self._read_sequences = merge(self._read_sequences, passed)
                 location = None  # continue at the new worker
 
     def _has_moved(self, poller: TaskPoller, location: _Location) -> bool | None:

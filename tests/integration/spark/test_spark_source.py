@@ -387,6 +387,21 @@ def test_available_now_asks_before_it_tells(workers: Pair) -> None:
         assert read_planned(reader, second, third) == []
 
 
+def test_available_now_after_a_driver_that_was_killed(workers: Pair) -> None:
+    """The end offset is from before the end of the last run, if its messages were not acknowledged."""
+    task = workers.near_task()
+    send_numbers(workers, task, range(10))
+    with earlier_query(workers, task) as reader:
+        first = reader.latestOffset()
+        assert read_planned(reader, reader.initialOffset(), first) == list(range(10))
+    send_numbers(workers, task, range(10, 20))
+    with earlier_query(workers, task) as reader:
+        second = reader.latestOffset()
+        assert read_planned(reader, first, first) == []
+        assert read_planned(reader, first, second) == list(range(10, 20))
+        reader.commit(second)
+
+
 def test_loss_is_noticed_after_a_restart(workers: Pair) -> None:
     """If another client consumes messages between two runs, the next run reports them as lost."""
     task = workers.near_task()
