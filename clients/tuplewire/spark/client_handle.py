@@ -241,7 +241,7 @@ class ClientHandle(VersionChecked):
         return block
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for acknowledgements; after an error, drop the unacknowledged messages instead.
+        """Wait for acknowledgements; after an error, drop the unacknowledged messages unless others wait.
 
         Raises FlushTimeoutError, RefusedMessagesError, or the error that ended the session. The connection is
         then closed, and the next block opens a new one.
@@ -253,10 +253,10 @@ class ClientHandle(VersionChecked):
         # A generator that is closed early, as with a limit, has not failed: its messages are flushed.
         abandoned = kind is not None and issubclass(kind, GeneratorExit)
         try:
-            if kind is not None and not abandoned:
-                _discard(key)
-            else:
+            if kind is None or abandoned:
                 block.flush(self._timeout)
+            elif block.depth == 1:  # other threads, such as those of other queries, need the connection
+                _discard(key)
         except TuplewireError as failure:
             _discard(key)
             if abandoned:  # Python ignores errors raised while an abandoned generator is closed

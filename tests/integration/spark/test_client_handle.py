@@ -131,6 +131,18 @@ def test_blocks_of_two_threads(workers: Pair) -> None:
     assert queued(workers.near, task) == 2
 
 
+def test_an_error_in_one_block_leaves_the_other(workers: Pair) -> None:
+    """An error in the function of one query does not close the connection of another query."""
+    task = workers.near_task()
+    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
+    with handle as client:
+        client.send(numbered(task, range(1)))
+        with pytest.raises(ValueError, match="a defect"), handle:
+            raise ValueError("a defect")
+        client.send(numbered(task, range(1)))
+    assert queued(workers.near, task) == 2
+
+
 def test_missing_worker_and_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unreachable worker fails the block; a wrong setting fails the creation of the handle."""
     with (
