@@ -312,15 +312,13 @@ def _raise_unreported() -> None:
         raise UnflushedMessagesError(texts)
 
 
+@atexit.register
 def _report_at_exit() -> None:
     """Print the failures that were not raised before the process exits."""
     for block in list(_open_blocks.values()):
         block.record_unflushed()
     for text in set(_unreported_failures):
         print(f"tuplewire: {text}", file=sys.stderr)
-
-
-atexit.register(_report_at_exit)
 
 
 def _discard(key: _Key) -> None:

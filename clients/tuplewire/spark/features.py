@@ -62,9 +62,9 @@ def check_stream_options(options: Mapping[str, str]) -> None:
         )
 
 
-def check_topology_session(spark: SparkSession, *, remote: bool) -> None:
+def check_topology_session(spark: SparkSession) -> None:
     """Raise UnsupportedSparkVersionError if a session cannot run a topology: Spark Connect before 4.0."""
-    if remote and not hasattr(type(spark.range(0)), "localCheckpoint"):
+    if is_remote(spark) and not hasattr(type(spark.range(0)), "localCheckpoint"):
         raise unsupported("a topology on Spark Connect", "4.0", "submit it from a program with SparkContext")
 
 

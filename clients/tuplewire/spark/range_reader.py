@@ -28,7 +28,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 
 if TYPE_CHECKING:
-    from tuplewire.tracing.spans import Attributes, Tracing
+    from tuplewire.tracing.spans import Attributes
 
 logger = event_logger(__name__)
 
@@ -96,15 +96,12 @@ class RangeReader:
             yield from self._read()
         finally:
             if self._tracing is not None and self._traces:
-                self._report(self._tracing, start_ns)
-
-    def _report(self, tracing: Tracing, start_ns: int) -> None:
-        attributes: Attributes = {
-            "messaging.operation.type": "receive",
-            "messaging.batch.message_count": self.messages_read,
-        }
-        tracing.record_receive(self._range.task, self._traces, attributes, start_ns)
-        tracing.flush()  # Spark may kill a Python process when its task ends
+                attributes: Attributes = {
+                    "messaging.operation.type": "receive",
+                    "messaging.batch.message_count": self.messages_read,
+                }
+                self._tracing.record_receive(self._range.task, self._traces, attributes, start_ns)
+                self._tracing.flush()  # Spark may kill a Python process when its task ends
 
     def _read(self) -> Iterator[pa.RecordBatch]:
         wanted, end = self._range, self._range.end
@@ -154,12 +151,11 @@ class RangeReader:
                 continue
             unread = runs.unread_ranges(0, sys.maxsize, self._read_sequences, end.entries)
             found = count_messages(unread)
+            if found >= rest:
+                break
             # The missing messages will not arrive any later: skip them, or raise DataLossError.
             if (previous is not None and previous.has_lost) or time.monotonic() > deadline:
-                if found < rest:
-                    self._skip_lost(rest - found, f"was at {end.address}, and they were lost with the worker")
-                break
-            if found >= rest:
+                self._skip_lost(rest - found, f"was at {end.address}, and they were lost with the worker")
                 break
             if state.worker != end.worker:
                 previous = poller.wait_for_previous_owner(wanted.task, end.worker, end.address)

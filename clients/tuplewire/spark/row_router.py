@@ -116,9 +116,8 @@ class BadRowFilter:
             extra = {"rows": len(rows), "policy": self.policy, "first": text}
             logger.warning("sink.bad_rows_found", extra=extra)
         good = pc.invert(bad)
-        if self.policy == DROP:
-            return tasks.filter(good), batch.filter(good), []
-        bad_rows = [describe(row) | {"message": _shortened(messages[row], _KEPT_CHARS)} for row in rows]
+        redirected = [] if self.policy == DROP else rows
+        bad_rows = [describe(row) | {"message": _shortened(messages[row], _KEPT_CHARS)} for row in redirected]
         return tasks.filter(good), batch.filter(good), [json.dumps(each).encode() for each in bad_rows]
 
     def _unknown(self, tasks: pa.Array) -> set[int]:

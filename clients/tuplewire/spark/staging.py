@@ -148,16 +148,14 @@ class AttemptStager(SinkWorkers):
         self._find_workers(groups)
         for group in groups:
             for subgroup in frame_pieces(group, _PIECE_BYTES):
-                piece = self._piece_for(subgroup)
-                full = len(piece.groups) >= MAX_FRAME_GROUPS
-                if full or (piece.groups and piece.size_bytes + wire_bytes(subgroup) > _PIECE_BYTES):
+                # _send() may move groups to another worker's piece, so check again.
+                while (piece := self._pieces[self._worker_of[subgroup.task]]).groups and (
+                    len(piece.groups) >= MAX_FRAME_GROUPS
+                    or piece.size_bytes + wire_bytes(subgroup) > _PIECE_BYTES
+                ):
                     self._send(self._worker_of[subgroup.task])
-                    piece = self._piece_for(subgroup)
                 piece.groups.append(subgroup)
                 piece.size_bytes += wire_bytes(subgroup)
-
-    def _piece_for(self, group: TaskGroup) -> _Piece:
-        return self._pieces[self._worker_of[group.task]]
 
     def finish(self) -> dict[Peer, pb.StagedAttempt]:
         """Stage the remaining messages; return the attempt's name and size at each worker."""

@@ -327,9 +327,7 @@ class LocalTopology(RunningTopology):
         """Fail lost tuples at their spouts, while none is in flight. `moved_tasks` are moving."""
         killed_tasks = {task for worker in self._workers if worker.is_killed for task in worker.tasks}
         removed_tasks = killed_tasks.union(moved_tasks)
-        held: Counter[TreeKey] = (
-            Counter()
-        )  # bolts hold the only copies left, so a tree with more has lost some
+        held = Counter[TreeKey]()  # bolts hold the only copies left, so a tree with more has lost some
         for executor in (each for worker in self._living() for each in worker.executors):
             if isinstance(executor, BoltExecutor):
                 held += executor.prune_unacked(removed_tasks)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 from tuplewire.errors import ConfigError, TopologyError
@@ -39,8 +39,6 @@ from tuplewire_topology.authoring.description import (
     Topology,
 )
 from tuplewire_topology.authoring.tuples import Stream, Tuple
-
-_values = attrgetter("values")
 
 
 class LocalOrShuffleGrouping(RingGrouping):
@@ -143,7 +141,7 @@ class Subscriber:
             key_of = itemgetter(*self.stream.positions(self.subscription.fields))
             return [key_of(message.values) for message in tuples]
         if self.subscription.grouping is GroupingType.CUSTOM:
-            return list(map(_values, tuples))
+            return [message.values for message in tuples]
         return tuples
 
 

@@ -71,7 +71,7 @@ def submit_topology(
             raise unknown_error(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
     tracked = with_ackers(topology, settings.n_ackers)
     size = len(schedule_evenly(tracked, settings.workers))
-    check_topology_session(spark, remote=is_remote(spark))
+    check_topology_session(spark)
     output = Output.of(topology, outputs, letters=has_dead_letters(topology, conf))
     input_frame = _input_frame(spark, topology, rows, size)
     check_slots(spark, size, f"topology {name!r}")
