@@ -135,6 +135,7 @@ class WorkerConnections:
         self._channels = ChannelFactory(credentials)
         self._poll_channels: dict[str, grpc.aio.Channel] = {}
         """The channels for polls, by address; kept until a request fails, because polls repeat."""
+        self._polls_ended = False
 
     def stream_opener(self, address: str) -> StreamOpener:
         """Return a function that opens streams to the worker at an address."""
@@ -165,6 +166,8 @@ class WorkerConnections:
         return answer
 
     async def _polled_channel(self, address: str) -> grpc.aio.Channel:
+        if self._polls_ended:
+            raise errors.ClosedError("the subscription is closed")
         channels = self._poll_channels  # after close_polls(), a poll in progress uses the old dict
         if address not in channels:
             channels[address] = await self._channels.open_channel(address, BASE_OPTIONS)
@@ -179,9 +182,12 @@ class WorkerConnections:
             trailing, details = error.trailing_metadata(), error.details() or ""
             raise error_from_status(error.code(), details, trailing, address) from None
 
-    def close_polls(self) -> None:
-        """Close the channels for polls after the calls in progress. A later poll opens new ones."""
-        self._poll_channels = {}
+    def close_polls(self, *, final: bool) -> None:
+        """Close the channels for polls after the calls in progress.
+
+        final: later polls raise ClosedError; otherwise, they open new channels.
+        """
+        self._poll_channels, self._polls_ended = {}, final
 
 
 class GrpcStream(MessageStream):

@@ -236,7 +236,7 @@ class Receiver(Inbox):
             self._search_task.cancel()
             self._search_task = None
         if self.connections is not None:
-            self.connections.close_polls()
+            self.connections.close_polls(final=self.is_closed)
 
     async def suspend(self) -> None:
         """Close the streams for a fork."""

@@ -261,6 +261,9 @@ def test_polls_of_a_worker_share_a_channel(pair: Pair) -> None:
         with pytest.raises(WrongTopologyError):
             await workers.poll(address, "another", [1])
         assert workers._poll_channels == {}
+        workers.close_polls(final=True)
+        with pytest.raises(ClosedError):  # a poll in progress leaves no channel behind
+            await workers.status(address, [1])
 
     messaging_thread().run(poll_twice())
 
