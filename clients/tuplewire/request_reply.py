@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from itertools import count
-from threading import Lock
+from threading import TIMEOUT_MAX, Lock
 
 from tuplewire import errors
 from tuplewire.connection.consuming_end import Callbacks
@@ -25,7 +21,7 @@ from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import InterruptSafeCondition
 from tuplewire.connection.task_states import NO_CONSUMER_SECONDS, POLL_SECONDS, TaskStates
 from tuplewire.settings.config import check_timeout
-from tuplewire.subscription import NotPicklable
+from tuplewire.subscription import Closeable
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.headers import DEADLINE, REPLY_TO, parse_number
@@ -49,12 +45,10 @@ def build_answer(message: TaskMessage, payload: bytes, *extra_headers: tuple[str
     return TaskMessage(reply_to, payload, headers=[(CORRELATION, correlation), *extra_headers])
 
 
-class AnswerMethods(ABC):
+class AnswerMethods:
     """The methods of a client that answer requests."""
 
-    @abstractmethod
-    def send(self, messages: Iterable[TaskMessage], /, *, timeout: float | None = None) -> None:
-        """Send messages."""
+    send: Callable[..., None]
 
     def answer(self, message: TaskMessage, payload: bytes) -> None:
         """Send the answer to a request. Waits and raises errors as `send` does.
@@ -85,9 +79,10 @@ class AnswerMethods(ABC):
 class _PendingRequests:
     """The requests of one call. Use it with the lock."""
 
-    def __init__(self, lock: Lock, tasks: Mapping[bytes, int]) -> None:
+    def __init__(self, receiver: Receiver, lock: Lock, requests: Mapping[bytes, tuple[int, bytes]]) -> None:
+        self._receiver = receiver
         self.changed = InterruptSafeCondition(lock)
-        self.unanswered = dict(tasks)
+        self.unanswered = {request_id: task for request_id, (task, _) in requests.items()}
         """The task of each request without an answer, by the id of the request."""
         self.answers: dict[bytes, TaskMessage] = {}
         self.error: errors.TuplewireError | None = None
@@ -96,6 +91,14 @@ class _PendingRequests:
     def set_error(self, error: errors.TuplewireError) -> None:
         self.error = self.error or error
         self.changed.notify_all()
+
+    def are_answered(self) -> bool:
+        """Return True if all answers have arrived. Raise the error of the call or of the subscription."""
+        if self.unanswered and (error := self.error or self._receiver.failure):
+            raise error
+        if self.unanswered and self._receiver.is_closed:
+            raise errors.ClosedError("the asker is closed")
+        return not self.unanswered
 
     def no_answer_error(self, seconds: float) -> errors.NoAnswerError:
         """Return the error for the first request without an answer."""
@@ -107,7 +110,7 @@ class _PendingRequests:
         return errors.NoAnswerError(text, task, *state[:3])
 
 
-class Asker(NotPicklable, AbstractContextManager["Asker"]):
+class Asker(Closeable):
     """Sends requests to tasks, and waits for the answers, which its own task receives. Thread-safe.
 
     A request is a message that names the task for its answer, its id, and the time at which this program
@@ -119,6 +122,7 @@ class Asker(NotPicklable, AbstractContextManager["Asker"]):
 
     def __init__(self, client: AnswerMethods, start_receiver: Callable[..., Receiver], reply_to: int) -> None:
         """Programs call Client.asker(). start_receiver: the method of the client."""
+        super().__init__()
         (self._reply_to,) = check_tasks(reply_to)
         self.dropped_messages = 0
         """The number of dropped messages, such as late or repeated answers, and other messages."""
@@ -126,8 +130,6 @@ class Asker(NotPicklable, AbstractContextManager["Asker"]):
         self._lock = Lock()
         self._calls: dict[bytes, _PendingRequests] = {}
         """The calls that wait, by the id of each request without an answer."""
-        self._request_ids = count(secrets.randbits(60))  # answers to earlier askers may arrive late
-        self._pid = os.getpid()
         callbacks = Callbacks(self._on_group, self._on_failure)
         self._receiver = start_receiver([self._reply_to], callbacks, follow=True)
 
@@ -153,68 +155,52 @@ class Asker(NotPicklable, AbstractContextManager["Asker"]):
             UnreachableError: No worker has accepted the subscription within connect_timeout_seconds.
             BufferFullError: The client's buffer was full until the timeout.
         """
-        if self._pid != os.getpid():
-            raise errors.ClosedError("the asker belongs to the parent process; create one in this process")
-        self._raise_if_ended()
+        self._check_process()
         send_timeout = check_timeout(timeout)
         seconds = math.inf if send_timeout is None else send_timeout
-        by_id = {b"%d" % next(self._request_ids): pair for pair in requests}
-        call = _PendingRequests(self._lock, {request_id: task for request_id, (task, _) in by_id.items()})
+        by_id = {secrets.token_hex(8).encode(): pair for pair in requests}
+        call = _PendingRequests(self._receiver, self._lock, by_id)
+        call.are_answered()
         deadline = time.monotonic() + seconds
-        with self._lock:
-            self._calls.update(dict.fromkeys(by_id, call))
         try:
+            with self._lock:
+                self._calls.update(dict.fromkeys(by_id, call))
             common: list[tuple[str, bytes | None]] = [(REPLY_TO, b"%d" % self._reply_to)]
-            if math.isfinite(seconds):
+            if abs(seconds) < TIMEOUT_MAX:
                 common.append((DEADLINE, b"%d" % ((time.time() + seconds) * 1000)))
             messages = (
-                TaskMessage(*pair, headers=[*common, (CORRELATION, number)]) for number, pair in by_id.items()
+                TaskMessage(*pair, headers=[*common, (CORRELATION, each)]) for each, pair in by_id.items()
             )
             self._client.send(messages, timeout=send_timeout)
             self._wait_for_answers(call, deadline)
         finally:
             with self._lock:
-                for number in by_id:
-                    self._calls.pop(number, None)
+                for each in by_id:
+                    self._calls.pop(each, None)
         # From here on, an answer finds no call: it is dropped.
-        if call.unanswered:
+        if not call.are_answered():
             raise call.no_answer_error(seconds)
-        return [call.answers[number] for number in by_id]
-
-    def _raise_if_ended(self, error: errors.TuplewireError | None = None) -> None:
-        """Raise the given error, or the one that ended the subscription."""
-        if error := error or self._receiver.failure:
-            raise error
-        if self._receiver.is_closed:
-            raise errors.ClosedError("the asker is closed")
+        return [call.answers[each] for each in by_id]
 
     def _wait_for_answers(self, call: _PendingRequests, deadline: float) -> None:
         """Wait for the answers; poll the tasks if this takes long."""
-
-        def answered() -> bool:
-            if call.unanswered:
-                self._raise_if_ended(call.error)
-            return not call.unanswered
-
         with call.changed:
-            call.changed.wait_for(answered, min(_FIRST_POLL_SECONDS, deadline - time.monotonic()))
-        if call.unanswered and time.monotonic() < deadline:
-            polling = messaging_thread().submit(self._poll(call))
-            try:
-                with call.changed:
-                    call.changed.wait_for(answered, deadline - time.monotonic())
-            finally:
-                polling.cancel()
+            call.changed.wait_for(call.are_answered, min(_FIRST_POLL_SECONDS, deadline - time.monotonic()))
+            if call.unanswered and time.monotonic() < deadline:
+                polling = messaging_thread().submit(self._poll(call))
+                try:
+                    call.changed.wait_for(call.are_answered, deadline - time.monotonic())
+                finally:
+                    polling.cancel()
 
     # --- on the loop -----------------------------------------------------------------------------
 
     async def _poll(self, call: _PendingRequests) -> None:
         """Poll the tasks without an answer; end the call if one of them has no consumer for too long."""
         while True:
-            polled = set(call.unanswered.values())
-            await call.states.poll(self._receiver, polled)
+            await call.states.poll(self._receiver, set(call.unanswered.values()))
             with self._lock:
-                for task in polled.intersection(call.unanswered.values()):
+                for task in set(call.unanswered.values()):
                     state = call.states[task]
                     if time.monotonic() - state.no_consumer_since >= NO_CONSUMER_SECONDS:
                         call.set_error(errors.NoConsumerError(f"task {task}: {state}", task, *state[:3]))
@@ -226,7 +212,9 @@ class Asker(NotPicklable, AbstractContextManager["Asker"]):
                 headers = dict(message.headers)
             except errors.MalformedError:
                 headers = {}
-            request_id, error = headers.get(CORRELATION) or b"", headers.get(ERROR_HEADER)
+            # A request to the task of an asker has an id, too, but is no answer.
+            request_id = b"" if REPLY_TO in headers else headers.get(CORRELATION) or b""
+            error = headers.get(ERROR_HEADER)
             with self._lock:
                 if (call := self._calls.pop(request_id, None)) is None:
                     self.dropped_messages += 1
@@ -249,8 +237,5 @@ class Asker(NotPicklable, AbstractContextManager["Asker"]):
 
     def close(self) -> None:
         """End the subscription: calls that wait raise ClosedError. A second call does nothing."""
-        if self._pid == os.getpid():
+        if not self._is_inherited:
             messaging_thread().run(self._receiver.close())
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -11,9 +11,9 @@ import math
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from itertools import accumulate
 from operator import index as to_int
 from typing import TYPE_CHECKING, NoReturn, SupportsIndex
@@ -43,17 +43,48 @@ class NotPicklable:
         )
 
 
-class BaseSubscription(NotPicklable):
+class ProcessBound(NotPicklable):
+    """An object with a connection, which works only in the process that has created it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def _is_inherited(self) -> bool:
+        """True in a forked child: the connection belongs to the parent process."""
+        return self._pid != os.getpid()
+
+    def _check_process(self, hint: str = "create one in this process") -> None:
+        """Raise ClosedError in a forked child."""
+        if self._is_inherited:
+            raise ClosedError(f"the {type(self).__name__.lower()} belongs to the parent process; {hint}")
+
+
+class Closeable(ProcessBound, ABC):
+    """An object with a connection, which the end of a `with` block closes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection. A second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, _error: BaseException | None, __: object) -> None:
+        self.close()
+
+
+class BaseSubscription(ProcessBound):
     """The common part of the subscriptions of both clients: the batch that is not acknowledged yet."""
 
     def __init__(self, receiver: Receiver, timeout: float | None, tracing: Tracing | None = None) -> None:
+        super().__init__()
         self._receiver = receiver
         self._tracing = tracing
         self._on_processed: Callable[[], object] | None = None
         """Called when the last batch is processed, if tracing has spans that end then."""
         self._thread = messaging_thread()
         self._timeout = timeout
-        self._pid = os.getpid()
         self._current_batch: ArrivedBatch | None = None
         self._finished_count: int | None = None
         """The number of messages that messages() has finished in this batch; None outside messages()."""
@@ -71,7 +102,7 @@ class BaseSubscription(NotPicklable):
 
     def __del__(self) -> None:
         """End an unclosed subscription in the background, because a finalizer must not wait."""
-        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.is_closed:
+        if not self._is_inherited and self._thread.loop.is_running() and not self._receiver.is_closed:
             self._thread.submit(self._receiver.close())
 
     @property
@@ -177,7 +208,7 @@ class IterationLimit:
         return None if wait == math.inf else wait
 
 
-class Subscription(BaseSubscription, Iterator[TaskMessageBatch], AbstractContextManager["Subscription"]):
+class Subscription(BaseSubscription, Closeable, Iterator[TaskMessageBatch]):
     """An iterator over the batches that arrive for some tasks. Not thread-safe.
 
     Each call for the next batch acknowledges the previous one; acknowledge() acknowledges it immediately. If
@@ -198,8 +229,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch], AbstractContext
 
     def _take(self, timeout: float | None) -> ArrivedBatch | None:
         # The receiver runs on the event loop of the parent, which a forked child does not have.
-        if self._pid != os.getpid():
-            raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
+        self._check_process("call recv() in this one")
         self.acknowledge(self._finished_count)
         return self._receiver.take(timeout)
 
@@ -229,10 +259,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch], AbstractContext
     def close(self) -> None:
         """End the subscription. A second call does nothing."""
         self._end_processing()
-        if self._pid == os.getpid():
+        if not self._is_inherited:
             if self._finished_count is not None:  # messages() has finished some messages of the batch
                 self.acknowledge(self._finished_count)
             self._thread.run(self._receiver.close())
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

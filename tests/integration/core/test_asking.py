@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -168,12 +169,33 @@ def test_a_late_answer(ends: Ends) -> None:
 
 
 def test_an_answer_at_the_timeout(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that arrives between the end of the wait and the error is returned."""
+    """An answer, or an error, that arrives between the end of the wait and NoAnswerError is not lost."""
     monkeypatch.setattr(
-        Asker, "_wait_for_answers", lambda _asker, call, _until: eventually(lambda: not call.unanswered)
+        Asker, "_wait_for_answers", lambda _, call, __: eventually(lambda: call.error or not call.unanswered)
     )
     with in_thread(ends.echo, 1):
         assert ends.asker.ask(ends.task, b"x").payload == b"x"
+
+    def refuse() -> None:
+        for message in ends.requests(1):
+            ends.answerer.answer_error(message, "busy")
+
+    with in_thread(refuse), pytest.raises(AnswerError, match="busy"):
+        ends.asker.ask(ends.task, b"x")
+
+
+@pytest.mark.parametrize("timeout", [math.inf, sys.float_info.max])
+def test_a_timeout_without_a_deadline(ends: Ends, timeout: float) -> None:
+    """A timeout beyond any date is no limit: the request has no deadline."""
+    with in_thread(ends.echo, 1):
+        assert ends.asker.ask(ends.task, b"x", timeout=timeout).payload == b"x"
+
+
+def test_a_request_is_not_an_answer(ends: Ends) -> None:
+    """A request to the task of an asker is dropped there, although it has an id of this asker."""
+    with pytest.raises(NoAnswerError):
+        ends.asker.ask(ends.reply_to, b"x", timeout=0.5)
+    eventually(lambda: ends.asker.dropped_messages == 1, _SECONDS)
 
 
 def test_an_expired_request(ends: Ends) -> None:
