@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +30,8 @@ _JOIN_INTERVAL_SECONDS = 0.5
 _POLL_AFTER_SECONDS = 1.0
 """A member that has waited for this time polls the workers of the members that it waits for."""
 _LOG_INTERVAL_SECONDS = 30.0
+_MAX_OVERDUE_SECONDS = 1.0
+"""The maximum time after a timeout for a poll, and for reading the messages that have arrived."""
 _LEAVE_SECONDS = 3.0
 """The maximum time that a leaving member waits until all others leave; with an error, a third of it.
 
@@ -71,17 +72,20 @@ class TeamConnection:
         self._states = TaskStates()
         self._read_at = time.monotonic()
         """The start of the last read from the queue."""
-        self._abort_error: errors.TeamError | None = None
-        self._closing = False
+        self._error: errors.TeamError | None = None
+        """The first error that another member has sent, or that a poll has found."""
+        self.closing = False
+        """True from the start of close()."""
         # The id of a task's consumer shows whether the member that formed the team still has the task.
         arguments = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
         self._client = Client(overflow="block", **arguments)
         self._subscription = self._client.recv(tasks[rank], timeout=_TICK_SECONDS)
         self._receiver = self._subscription._receiver
         try:
-            self._lost_baseline = self._possibly_lost()
-            """The number of messages that were possibly lost before this team; math.inf: not known."""
+            self._lost_baseline, self._polled = math.inf, False
+            """The number of messages that were possibly lost at the first poll; False during a poll."""
             self.begin(0, "Team()", timeout)
+            messaging_thread().start(self._poll([]), self._on_polled)
             next_join = 0.0
             while not self.formation.started:
                 if rank and time.monotonic() >= next_join:
@@ -102,7 +106,7 @@ class TeamConnection:
         """Begin a call, which may exchange values several times. timeout: None for no limit."""
         self._number, self._call, self._timeout = number, call, math.inf if timeout is None else timeout
         self._call_started = self._last_logged = time.monotonic()
-        self._next_poll, self._timed_out = self._call_started + _POLL_AFTER_SECONDS, False
+        self._next_poll = self._call_started + min(_POLL_AFTER_SECONDS, self._timeout)
 
     def exchange(self, values: dict[int, Data], sources: Collection[int], kind: Kind) -> dict[int, Data]:
         """Send values to ranks, and return the next values of the sources, in their order.
@@ -126,12 +130,12 @@ class TeamConnection:
                 raise errors.TeamMismatchError(text)
             self._wait(awaited)
 
-    def _pieces(self, value: Data, kind: Kind) -> deque[Message]:
+    def _pieces(self, value: Data, kind: Kind) -> list[Message]:
         fields = self.formation.team, self._number, self._rank, kind, 0, len(value), 0, self._call
         starts = range(0, max(1, len(value)), PIECE_BYTES)
-        return deque(Message(*fields, memoryview(value)[each : each + PIECE_BYTES]) for each in starts)
+        return [Message(*fields, memoryview(value)[each : each + PIECE_BYTES]) for each in starts]
 
-    def _send_pieces(self, unsent: Mapping[int, deque[Message]], kind: Kind) -> None:
+    def _send_pieces(self, unsent: Mapping[int, list[Message]], kind: Kind) -> None:
         """Send the pieces that the windows and the buffer accept, and confirm the received ones."""
         streams, accepted = self._matcher.streams, True
         while accepted:
@@ -145,7 +149,7 @@ class TeamConnection:
                     size += len(payload)
             accepted = bool(batch) and self._client.try_send(batch.values())
             for rank in batch if accepted else ():
-                unsent[rank].popleft()
+                del unsent[rank][0]
                 streams[rank, kind].sent += 1
                 streams[rank, kind].reported = streams[rank, kind].taken
         for (rank, stream_kind), stream in streams.items():
@@ -166,9 +170,8 @@ class TeamConnection:
         except errors.SupersededError as error:
             text = f"another process has taken rank {self._rank} over: {error}"
             raise errors.TeamChangedError(text) from error
-        for group in batch.groups:
-            for payload in group.payloads():
-                self._add(unpack(payload), previous_read)
+        for payload in batch.payloads:
+            self._add(unpack(payload), previous_read)
         self._subscription.acknowledge()
 
     def _add(self, message: Message | None, previous_read: float) -> None:
@@ -176,20 +179,14 @@ class TeamConnection:
         if message is None or message.rank not in self._others or self.formation.is_stale(message):
             self.stale_messages += 1
             return
-        rank, kind, other = message.rank, message.kind, self._others[message.rank]
+        kind, other = message.kind, self._others[message.rank]
         for target, answer in self.formation.add(message):
             self._send(target, answer)  # if the buffer is full, the next JOIN replaces the answer
         if kind in {Kind.LEAVE, Kind.ABORT}:
             other.left_at = previous_read
-            if kind == Kind.ABORT and self._abort_error is None:
-                text = bytes(message.body).decode(errors="replace")
-                name, _, reason = text.partition(": ")
-                team_changed = name == errors.TeamChangedError.__name__
-                error = errors.TeamChangedError if team_changed else errors.TeamAbortedError
-                # The error of a rank that left because of another one may arrive first: it repeats that text.
-                is_repeated = name == errors.TeamAbortedError.__name__
-                self._abort_error = error(reason if is_repeated else f"rank {rank} has left the team: {text}")
-        elif kind in {Kind.CALL, Kind.SEND} and not self._closing:
+            if kind == Kind.ABORT and self._error is None:
+                self._error = message.abort_error()
+        elif kind in {Kind.CALL, Kind.SEND} and not self.closing:
             other.last_call = message.call or other.last_call
             self._matcher.add(message)
         other.last_message_at = time.monotonic()
@@ -198,50 +195,49 @@ class TeamConnection:
 
     def _wait(self, ranks: Sequence[int]) -> None:
         """Process messages. Raise an error if a rank is lost or has aborted, or the timeout has passed."""
-        now = time.monotonic()
-        # After the timeout, messages that have arrived before it are read first.
-        timed_out_before, self._timed_out = self._timed_out, now - self._call_started >= self._timeout
-        if timed_out_before or now >= self._next_poll:
-            self._poll(ranks)
-        if timed_out_before:
+        if self._polled and self._read_at >= self._next_poll:
+            self._next_poll, self._polled = self._read_at + POLL_SECONDS, False
+            messaging_thread().start(self._poll(ranks), self._on_polled)
+        # After the timeout, wait a little for a poll in progress, and read the messages that have arrived.
+        overdue = self._read_at - self._call_started - self._timeout
+        if overdue >= 0 and (overdue > _MAX_OVERDUE_SECONDS or (self._polled and not self._receiver.buffer)):
             text = f"waited {self._timeout:g} s for {len(ranks)} of {len(self._others)} other ranks"
             state = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
             if self._rank and not self.formation.started:
                 state += "; the error of rank 0 names the ranks that have not joined"
             raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._describe(ranks)}{state}")
-        if now - self._last_logged >= _LOG_INTERVAL_SECONDS:
-            self._last_logged = now
+        if self._read_at - self._last_logged >= _LOG_INTERVAL_SECONDS:
+            self._last_logged = self._read_at
             logger.warning("team.waiting", extra={"call": self._call, "ranks": self._describe(ranks)})
         self._receive()
-        if self._abort_error is not None:
-            raise self._abort_error
+        if self._error is not None:
+            raise self._error
 
-    def _poll(self, ranks: Sequence[int]) -> None:
-        """Poll the consumers of these ranks. Raise an error if a rank, or a message, is lost."""
-        self._next_poll = time.monotonic() + POLL_SECONDS
+    async def _poll(self, ranks: Sequence[int]) -> None:
+        """Poll the consumers of these ranks, on the loop. Raise an error if a rank, or a message, is lost."""
         tasks = [self._others[rank].task for rank in ranks]
-        messaging_thread().run(self._states.poll(self._receiver, tasks, consumer_ids=True))
+        await self._states.poll(self._receiver, tasks, consumer_ids=True)
         for rank, task in zip(ranks, tasks, strict=True) if self.formation.started else ():
             state = self._states[task]
             if state.consumer_id not in ("", _client_id(task, self.formation.ids[rank])):
                 raise errors.TeamChangedError(f"{self._call}: {state.consumer_id} has taken rank {rank} over")
             if time.monotonic() - max(state.no_consumer_since, self._call_started) >= NO_CONSUMER_SECONDS:
                 raise errors.RankLostError(f"{self._call}: a process has exited: {self._describe([rank])}")
-        lost = self._possibly_lost()
-        if self._lost_baseline < lost < math.inf or self._client.possibly_lost:
+        connections = self._receiver.connections
+        if connections is None or self._receiver.settings.ack_mode == "processed":
+            return
+        status = await connections.status(self._receiver.address, self._receiver.tasks)
+        lost = sum(status.possibly_lost_messages.values())
+        if lost > self._lost_baseline or self._client.possibly_lost:
             text = f"a worker has failed, and messages of rank {self._rank} may be lost"
             raise errors.RankLostError(f'{self._call}: {text}; ack_mode="processed" prevents this')
-        self._lost_baseline = min(self._lost_baseline, lost)
+        self._lost_baseline = lost
 
-    def _possibly_lost(self) -> float:
-        """Return the number of messages that this rank's worker has possibly lost; math.inf: not known."""
-        if self._receiver.connections is None or self._receiver.settings.ack_mode == "processed":
-            return math.inf
-        status = self._receiver.connections.status(self._receiver.address, self._receiver.tasks)
-        try:
-            return sum(messaging_thread().run(status).possibly_lost_messages.values())
-        except errors.TuplewireError:
-            return math.inf
+    def _on_polled(self, poll: Any) -> None:
+        """Store the error of a poll. Other errors than TeamError: a worker is unreachable."""
+        self._polled, error = True, poll.exception()
+        if isinstance(error, errors.TeamError):
+            self._error = self._error or error
 
     def _describe(self, ranks: Sequence[int]) -> str:
         """Describe the first ten of these ranks."""
@@ -251,12 +247,12 @@ class TeamConnection:
 
     def close(self, error: BaseException | None) -> None:
         """Send LEAVE, or ABORT with up to 2,000 characters of the error, to the others; close the client."""
-        text = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
-        note = self.formation.build_notice(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
-        now, self._closing = time.monotonic(), True
+        now, self.closing = time.monotonic(), True
         seconds = _LEAVE_SECONDS if error is None else _LEAVE_SECONDS / 3
         still_reads_after = now - seconds / 2  # a member that has left after this time still reads
         try:
+            raw = b"" if error is None else f"{type(error).__name__}: {error}"[:2000].encode(errors="replace")
+            note = self.formation.build_notice(Kind.ABORT if raw else Kind.LEAVE, raw)
             if self._read_at < still_reads_after:
                 self._receive()  # members that have left in the meantime would not read the note
             unsent = {rank for rank, each in self._others.items() if not 0 < each.left_at < still_reads_after}

@@ -13,7 +13,7 @@ from enum import IntEnum
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from tuplewire.errors import TeamError, TeamMismatchError
+from tuplewire.errors import TeamAbortedError, TeamChangedError, TeamError, TeamMismatchError
 
 PIECE_BYTES = 512 * 1024
 """The maximum bytes of a value in one message."""
@@ -48,6 +48,17 @@ class Message(NamedTuple):
         """Return the message as bytes."""
         call = self.call.encode()
         return b"".join((_HEADER.pack(*self[:7], len(call)), call, self.body))
+
+    def abort_error(self) -> TeamError:
+        """Return the error that an ABORT causes. Its body is the type and the text of its sender's error.
+
+        A rank that has left because of another one's ABORT repeats that error. Both may arrive in any order.
+        """
+        text = bytes(self.body).decode(errors="replace")
+        name, _, reason = text.partition(": ")
+        error = TeamChangedError if name == TeamChangedError.__name__ else TeamAbortedError
+        is_repeated = name == error.__name__ and reason.startswith("rank ")
+        return error(reason if is_repeated else f"rank {self.rank} has left the team: {text}")
 
 
 def unpack(payload: bytes) -> Message | None:
@@ -85,13 +96,12 @@ class TeamFormation:
         """The known ids, by rank: those of the last JOIN of each at rank 0, of the last PREPARE elsewhere."""
         self.team = team_id(own_id)
         """The id of the team; before PREPARE, an id that no other member knows."""
-        self._rank, self._size, self._own_id, self._ready_ranks = rank, size, own_id, {0}
+        self._rank, self._size, self._own_id, self._unready_ranks = rank, size, own_id, {*range(1, size)}
 
     def missing_ranks(self) -> list[int]:
         """Return the ranks that this member waits for: until all have joined, then until all are ready."""
         absent = [rank for rank, member_id in enumerate(self.ids) if not member_id]
-        unready = [rank for rank in range(self._size) if rank not in self._ready_ranks]
-        return [0] if self._rank else absent or unready
+        return [0] if self._rank else absent or sorted(self._unready_ranks)
 
     def is_stale(self, message: Message) -> bool:
         """Return True for a message of another team, except JOIN, PREPARE and START."""
@@ -115,14 +125,14 @@ class TeamFormation:
         if self.ids[rank] != member_id:
             if self.started:
                 return []  # an old message, or a process that takes the rank over
-            self.ids[rank], self._ready_ranks = member_id, {0}
+            self.ids[rank], self._unready_ranks = member_id, {*range(1, self._size)}
             self.team = team_id(b"".join(self.ids))
         elif team == self.team:
-            self._ready_ranks.add(rank)
-            self.started = len(self._ready_ranks) == self._size
+            self._unready_ranks.discard(rank)
+            self.started = not self._unready_ranks
             return [(other, self.build_notice(Kind.START)) for other in range(1, self._size) if self.started]
-        unready = {rank}.union({*range(self._size)} - self._ready_ranks) if all(self.ids) else ()
-        return [(other, self.build_notice(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
+        targets = {rank} | self._unready_ranks if all(self.ids) else ()
+        return [(other, self.build_notice(Kind.PREPARE, b"".join(self.ids))) for other in sorted(targets)]
 
     def build_notice(self, kind: Kind, body: bytes = b"") -> Message:
         """Return a message outside of calls."""

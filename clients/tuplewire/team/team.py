@@ -7,16 +7,15 @@ Not thread-safe: a call raises an error while another one runs. Requires numpy. 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from tuplewire import errors
 from tuplewire.packing.packing import READ_ERRORS, pack_values, read_value
 from tuplewire.settings.config import check_timeout
-from tuplewire.subscription import NotPicklable
+from tuplewire.subscription import Closeable
 from tuplewire.team.members import Data, TeamConnection
 from tuplewire.team.protocol import Kind
 from tuplewire.values.task_ids import check_tasks
@@ -38,7 +37,7 @@ Steps = Generator[dict[int, Data], dict[int, Data], Any]
 _REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "mean": np.add}
 
 
-class Team(NotPicklable):
+class Team(Closeable):
     """The processes that have some tasks as mailboxes, each with a rank. Use it in a `with` block.
 
     All ranks make the same calls in the same order; send() and recv() concern two ranks only. Each call has a
@@ -78,6 +77,7 @@ class Team(NotPicklable):
             TeamChangedError: Another process has joined with this rank.
             ConfigError: There is no such rank, or a task is named twice.
         """
+        super().__init__()
         self.tasks = tuple(tasks)
         """The tasks of the ranks."""
         self.size = len(self.tasks)
@@ -89,10 +89,8 @@ class Team(NotPicklable):
         self.rank = rank
         """The position of this process in the team."""
         self._timeout = check_timeout(timeout)
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._failure: errors.TeamError | None = None
-        self._closed = False
         self._last_numbers = Counter[object]()
         """The numbers of the last calls: of send(), of recv(), and of all other calls together."""
         self._connection = TeamConnection(self.tasks, rank, self._timeout, address=address, **client)
@@ -119,10 +117,9 @@ class Team(NotPicklable):
 
         context = TaskContext.get()
         if not isinstance(context, BarrierTaskContext):
-            raise errors.ConfigError(
-                "this is not a task of a barrier stage, in which all tasks run at the same time: use "
-                "mapInPandas(..., barrier=True), or rdd.barrier().mapPartitions(...)"
-            )
+            text = "this is not a task of a barrier stage, in which all tasks run at the same time"
+            hint = "use mapInPandas(..., barrier=True), or rdd.barrier().mapPartitions(...)"
+            raise errors.ConfigError(f"{text}: {hint}")
         ids, size = list(tasks), len(context.getTaskInfos())
         if len(ids) < size:
             raise errors.ConfigError(f"the stage has {size} tasks, but only {len(ids)} task ids are named")
@@ -166,14 +163,14 @@ class Team(NotPicklable):
         if op not in _REDUCERS:
             raise errors.MessageError(f"op is one of {', '.join(_REDUCERS)}, not {op!r}")
         operand = np.asarray(array)
-        if operand.dtype.kind not in "biufc":
-            raise errors.UnsupportedValueError(f"all_reduce cannot sum the dtype {operand.dtype}")
+        if operand.dtype.kind not in "biufc" or isinstance(array, np.ma.MaskedArray):
+            raise errors.UnsupportedValueError(f"all_reduce cannot sum masked arrays or {operand.dtype}")
         if op == "mean" and operand.dtype.kind in "biu":
             operand = operand.astype(np.float64)
         details = f" ({op}, {operand.dtype.name}, {'x'.join(map(str, operand.shape)) or 'a number'})"
         steps = reduction_steps(operand.reshape(-1), self.size, _REDUCERS[op])
         total: _Array = self._run("all_reduce", steps, self._ranks, timeout, details).reshape(operand.shape)
-        return total if op != "mean" else np.true_divide(total, self.size, dtype=total.dtype)
+        return total if op != "mean" else np.true_divide(total, self.size, out=total)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return once every rank has called it. For errors see all_reduce()."""
@@ -225,15 +222,10 @@ class Team(NotPicklable):
         Raises:
             TeamError: Another thread is in a call: close the team later.
         """
-        if self._closed or self._pid != os.getpid():
-            return
-        with self._exclusive_call():
-            self._closed = True
-            self._connection.close(error or self._failure)
-            self._failure = self._failure or errors.TeamError("the team is closed")
-
-    def __enter__(self) -> Self:
-        return self
+        if not (self._connection.closing or self._is_inherited):
+            with self._exclusive_call():
+                self._connection.close(error or self._failure)
+                self._failure = self._failure or errors.TeamError("the team is closed")
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close(error)
@@ -244,9 +236,8 @@ class Team(NotPicklable):
         self, name: str, steps: Steps, sources: Collection[int], timeout: float | None, details: str = ""
     ) -> Any:
         """Make a call; return its result. details: added to its name, and equal on all ranks."""
-        seconds = check_timeout(timeout)
-        if self._pid != os.getpid():
-            raise errors.ClosedError("the team belongs to the parent process; create one in this process")
+        self._check_process()
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
         outgoing = next(steps)
         with self._exclusive_call():
             if self._failure is not None:
@@ -254,7 +245,7 @@ class Team(NotPicklable):
             kind, key = (Kind.SEND, name) if name in {"send", "recv"} else (Kind.CALL, "calls")
             number = self._last_numbers[key] = self._last_numbers[key] + 1
             call = f"{name} #{number}{details}"
-            self._connection.begin(number, call, self._timeout if seconds is None else seconds)
+            self._connection.begin(number, call, seconds)
             try:
                 while True:
                     outgoing = steps.send(self._connection.exchange(outgoing, sources, kind))
@@ -265,17 +256,15 @@ class Team(NotPicklable):
                 self._failure = error if isinstance(error, errors.TeamError) else errors.TeamError(text)
                 raise
 
-    @contextlib.contextmanager
-    def _exclusive_call(self) -> Iterator[None]:
+    def _exclusive_call(self) -> contextlib.ExitStack:
         if not self._lock.acquire(blocking=False):
             raise errors.TeamError("another thread is in a call of this team: only one may run")
-        try:
-            yield
-        finally:
-            self._lock.release()
+        call = contextlib.ExitStack()
+        call.callback(self._lock.release)
+        return call
 
     def _check_rank(self, rank: int, *, other: bool = False) -> int:
-        if not 0 <= rank < self.size or (other and rank == self.rank):
+        if rank not in self._ranks or (other and rank == self.rank):
             kind = "another" if other else "a"
             raise errors.MessageError(f"rank {rank} is not {kind} rank from 0 to {self.size - 1}")
         return rank

@@ -28,7 +28,14 @@ from helpers.team_ranks import (
 from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status, workers_with
 
 from tuplewire import Client, Team
-from tuplewire.errors import ClosedError, MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
+from tuplewire.errors import (
+    ClosedError,
+    MessageError,
+    PermissionDeniedError,
+    TeamError,
+    TeamTimeoutError,
+    UnsupportedValueError,
+)
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.team import team as module
 from tuplewire.team.protocol import Kind, Message, team_id
@@ -97,6 +104,11 @@ def test_a_team_of_one(pair: Pair) -> None:
         team.barrier()
         with pytest.raises(MessageError, match="rank 0 is not another rank from 0 to"):
             team.send(0, 1)
+        with pytest.raises(MessageError, match=r"rank 0.5 is not a rank from 0 to 0"):
+            team.gather(1, 0.5)  # type: ignore[arg-type]
+        assert isinstance(team.all_reduce(1, "mean"), np.ndarray)
+        with pytest.raises(UnsupportedValueError, match="masked"):
+            team.all_reduce(np.ma.MaskedArray([1.0]))
         assert (team.rank, team.size, team.stale_messages) == (0, 1, 0)
     with pytest.raises(TeamError, match="the team is closed"):
         team.barrier()
@@ -162,15 +174,16 @@ def test_unequal_values_and_late_ranks(pair: Pair) -> None:
 
 
 def test_a_value_that_has_arrived_is_received_without_a_wait(pair: Pair) -> None:
-    """recv() with a timeout of 0 returns a value that is there."""
+    """recv() with a timeout of 0 returns a value that is there, also if it has many pieces."""
     tasks = tasks_of(pair, 2)
     join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(join, rank=1)
         with join(rank=0) as first, waiting.result(20) as second:
-            first.send(1, b"value")
-            eventually(lambda: queued_of(pair, tasks[1:]))
-            assert second.recv(0, timeout=0) == b"value"
+            first.send(1, bytes(3 * MIB))
+            arrived = second._connection._receiver.buffer
+            eventually(lambda: sum(len(group) for each in list(arrived) for group in each.groups) == 7)
+            assert second.recv(0, timeout=0) == bytes(3 * MIB)
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,16 @@ def test_every_message_confirms_pieces() -> None:
     assert list(stream.arrived) == [0, 1]
 
 
+@pytest.mark.parametrize("text", ["ValueError: rank 7 is bad", "TeamChangedError: x has taken rank 2 over"])
+def test_the_order_of_aborts_has_no_effect(text: str) -> None:
+    """A rank that leaves because of another one's ABORT repeats it, and either one may arrive first."""
+    first = Message(1, 0, 1, Kind.ABORT, body=text.encode()).abort_error()
+    body = f"{type(first).__name__}: {first}".encode()
+    repeated = Message(1, 0, 2, Kind.ABORT, body=body).abort_error()
+    assert str(first) == f"rank 1 has left the team: {text}"
+    assert (type(repeated), str(repeated)) == (type(first), str(first))
+
+
 ID, OTHER, THIRD = (bytes([number] * 8) for number in range(3))
 
 
