@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from operator import index as to_int
-from typing import TYPE_CHECKING, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, NoReturn, Self, SupportsIndex
 
 from tuplewire.connection.loop import messaging_thread
 from tuplewire.connection.receiver import Receiver

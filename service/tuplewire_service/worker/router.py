@@ -140,8 +140,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.changed.set()
         counts = {"local_tasks": len(self.table.local_tasks), "peers": len(self.table.other_owners)}
         logger.info("assignment.changed", extra={"version": assignment.version, **counts})
-        if (task := self._settings.dead_letter_task) is not None and task not in self.table.owner_by_task:
-            logger.warning("dead_letter_task.not_assigned", extra={"task": task})
+        dead_letter_task = self._settings.dead_letter_task
+        if dead_letter_task is not None and dead_letter_task not in self.table.owner_by_task:
+            logger.warning("dead_letter_task.not_assigned", extra={"task": dead_letter_task})
         return True
 
     def refresh_connections(self) -> None:

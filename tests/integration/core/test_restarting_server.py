@@ -100,7 +100,7 @@ async def _another() -> None:
 
 async def test_a_failed_start_frees_the_addresses() -> None:
     """If one address is in use, the addresses before it are free again."""
-    server = RestartingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0), None)
+    server = RestartingServer(_make, None, Backoff(0.01, 0.1), None)
     with socket.socket() as used, socket.socket() as other:
         used.bind(("127.0.0.1", 0))
         used.listen()

@@ -300,7 +300,7 @@ def test_watched_releases_are_granted_at_once() -> None:
 
 def test_a_repeated_list_of_watched_tasks_may_be_longer() -> None:
     """Tasks that are watched already do not count against the limit when the sender repeats its list."""
-    granted = book(Amount(1000, 100_000), acks_releases=False)
+    granted = book(Amount(1000, 100_000), every_release=False)
     last = credit.MAX_TASKS - 1
     granted.watch_releases(range(last))
     granted.watch_releases(range(last + 2))
