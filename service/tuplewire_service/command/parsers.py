@@ -106,8 +106,15 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._intermixed = False
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._option_meant(unknown[0])}")
         return found, unknown
+
+    def _option_meant(self, word: str) -> str:
+        """Return a hint with the option that this word is the value of, or looks like."""
+        option = "--address" if ":" in word else "--tasks" if word[:1].isdigit() else f"-{word}"
+        if option not in self._option_string_actions:
+            return ""
+        return f"; did you mean {option if word.startswith('-') else f'{option} {word}'}?"
 
     def _check_options(self, words: Sequence[str]) -> None:
         """Report an unknown option first. Its value would otherwise be read as a positional argument."""
@@ -115,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         known = [each for each in self._option_string_actions if each.startswith("--")]
         for word in takewhile(lambda word: word.startswith("-") if has_commands else word != "--", words):
             option = word.partition("=")[0]
-            if option.startswith("--") and option not in known:
+            if (has_commands or option.startswith("--")) and option not in self._option_string_actions:
                 place = " before COMMAND" if has_commands else ""
                 self.error(str(unknown_error(f"option {option}{place}", option, known)))
 

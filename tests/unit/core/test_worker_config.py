@@ -201,7 +201,14 @@ def test_every_command_has_an_example() -> None:
         (["worker", "--task", "0-9"], "unknown option --task; did you mean --tasks"),
         (["send"], "tuplewire send: TASK is missing"),
         (["status", "--address", "nowhere"], "tuplewire status: address 'nowhere' is neither"),
-        (["status", "h:1"], "tuplewire status: unrecognized arguments: h:1; see tuplewire status --help"),
+        (
+            ["status", "h:1"],
+            "tuplewire status: unrecognized arguments: h:1; did you mean --address h:1? see tuplewire status",
+        ),
+        (["tap", "42"], "unrecognized arguments: 42; did you mean --tasks 42? see tuplewire tap --help"),
+        (["worker", "-tasks", "0-9"], "unrecognized arguments: -tasks 0-9; did you mean --tasks?"),
+        (["drain", "worker-1"], "tuplewire drain: unrecognized arguments: worker-1; see tuplewire drain"),
+        (["-V"], "tuplewire: unknown option -V before COMMAND; known are: --help, --version"),
         (
             ["recv", "--adress", "h:1", "4"],
             "tuplewire recv: unknown option --adress; did you mean --address?",
