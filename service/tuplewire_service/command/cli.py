@@ -175,7 +175,7 @@ def _add_run(commands: Any) -> None:
         "run",
         help="run a job on local workers and PySpark",
         description="Start local workers and PySpark, run a job through them, and check its result.",
-        epilog=f"`tuplewire run JOB --help` lists the options of a job, and an example. {EXIT_CODES}",
+        epilog=f"`tuplewire run JOB --help` lists the options of a job, and an example.\n{EXIT_CODES}",
     )
     from importlib.metadata import entry_points  # slow to import, rarely needed
 
