@@ -30,9 +30,10 @@ from tuplewire.settings.addresses import grpc_target, split_host_port
 _HANDSHAKE_SECONDS = 5.0
 TRUST_HINT = (
     "; check that tls_ca (TUPLEWIRE_TLS_CA) signed the worker's certificate, and that it has a name of "
-    "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host of the address)?"
+    "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host of the address)"
 )
 """The hint of an error if this side refuses a worker's certificate."""
+NO_WORKER_HINT = "; start a worker there, or correct the address"
 _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 
 
@@ -193,5 +194,6 @@ def _fetch_certificate(address: str, context: ssl.SSLContext, timeout: float) ->
         ):
             return secured.getpeercert() or {}, secured.getpeercert(binary_form=True) or b""
     except (OSError, ValueError) as error:  # ValueError: the host is not a valid name
-        hint = TRUST_HINT if isinstance(error, ssl.SSLCertVerificationError) else ""
+        hint = NO_WORKER_HINT if isinstance(error, ConnectionRefusedError) else ""
+        hint = TRUST_HINT if isinstance(error, ssl.SSLCertVerificationError) else hint
         raise UnreachableError(f"{address}: no TLS connection: {error or 'no answer'}{hint}") from error

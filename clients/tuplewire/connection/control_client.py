@@ -254,7 +254,7 @@ class ControlClient(AbstractContextManager["ControlClient"]):
 
         Raises UnreachableError if it is not ready after `timeout` seconds, and DrainingError if it stops.
         """
-        deadline = time.monotonic() + timeout
+        deadline, reason = time.monotonic() + timeout, ""
         request, ready = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.SERVING
         while True:
             cause = ""
@@ -268,8 +268,9 @@ class ControlClient(AbstractContextManager["ControlClient"]):
                 # A draining worker ends this stream; see docs/design/drain.md.
                 break
             except UnreachableError as error:
-                if time.monotonic() + _POLL_SECONDS > deadline:
+                if cause or not reason or remaining > 1:  # the last, short attempt reports only its timeout
                     reason = cause or str(error).removeprefix(f"{self.address}: ")
+                if time.monotonic() + _POLL_SECONDS > deadline:
                     text = f"the worker at {self.address}: not ready after {timeout:g} s: {reason}"
                     raise UnreachableError(text) from error
                 if cause:

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from tuplewire import errors
-from tuplewire.connection.channels import TRUST_HINT, ChannelFactory
+from tuplewire.connection.channels import NO_WORKER_HINT, TRUST_HINT, ChannelFactory
 from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
@@ -290,6 +290,7 @@ def error_from_status(
     # 5. The hint names TLS settings, because gRPC's own text does not.
     hint = TRUST_HINT if _CERT_REJECTED.search(details) else hint if _HANDSHAKE_CUT.search(details) else ""
     if no_connection := _NO_CONNECTION.fullmatch(details):
-        advice = hint or "; start a worker there, or correct the address"
-        return errors.UnreachableError(f"{address}: no connection: {no_connection[1]}{advice}")
+        return errors.UnreachableError(
+            f"{address}: no connection: {no_connection[1]}{hint or NO_WORKER_HINT}"
+        )
     return errors.UnreachableError(f"{address}: {code.name}: {details}{hint}")

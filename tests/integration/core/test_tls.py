@@ -234,6 +234,16 @@ def test_certificates_may_have_an_authority_between(tmp_path: Path) -> None:
         assert control.status().worker_id == "somebody"
 
 
+def test_a_missing_worker_has_the_same_advice_with_tls(tmp_path: Path) -> None:
+    """Without a worker, the error of the handshake has the same advice as the one of a call."""
+    program = files_of(Authority().issue("etl.example"), tmp_path, "worker.example")
+    with (
+        ControlClient("localhost:1", credentials=program) as control,
+        pytest.raises(UnreachableError, match="Connection refused; start a worker there"),
+    ):
+        control.status()
+
+
 def test_channel_takes_the_certificate_that_was_checked(tmp_path: Path) -> None:
     """A server with another certificate than the checked one is refused, although the same CA signed it."""
     authority = Authority()

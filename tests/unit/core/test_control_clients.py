@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import chain, repeat
 
 import pytest
 
@@ -59,3 +60,16 @@ def test_a_worker_out_of_reach_gets_a_new_channel() -> None:
             with pytest.raises(UnreachableError):
                 client.status()
             assert client._connection is None
+
+
+def test_a_short_last_attempt_does_not_hide_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of wait_ready() has the reason of an earlier attempt, not the timeout of the last one."""
+    texts = chain(["a:1: no connection: refused"], repeat("the worker at a:1: not all answers within 0.1 s"))
+
+    def fail(*_: object) -> None:
+        raise UnreachableError(next(texts))
+
+    with ControlClient("a:1", 1) as client:
+        monkeypatch.setattr(client, "_stream", fail)
+        with pytest.raises(UnreachableError, match=r"not ready after 0.3 s: no connection: refused$"):
+            client.wait_ready(0.3)
