@@ -151,8 +151,9 @@ class BaseSubscription(ProcessBound):
         groups = [] if self._current_batch is None else self._current_batch.groups
         count = sum(map(len, groups))
         if not isinstance(position, SupportsIndex) or not 0 <= position < count:
+            number = "" if position is None else f" {position}"  # None: outside the loop over messages()
             raise MessageError(
-                f"there is no message {position} to reject, of {count}: name one of the last batch by index"
+                f"there is no message{number} to reject, of {count}: name one of the last batch by index"
             )
         if not 0 <= delay <= MAX_DELAY_SECONDS:
             raise MessageError(f"delay must be from 0 to {MAX_DELAY_SECONDS} seconds, not {delay}")
