@@ -80,7 +80,7 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("tasks", **TASKS_ARG, help="tasks, like 42 or 1,2,10-19")
     about = "output file; none or -: standard output"
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
-    about = "exit after COUNT messages, to read a part; a pipe to head may receive more than it prints"
+    about = "exit after COUNT messages; a pipe to head may take more from the queue than it prints"
     parser.add_argument("--count", **POSITIVE_COUNT_ARG, help=about)
     about = "exit with 0 after SECONDS without a message; --timeout does not limit this wait"
     parser.add_argument("--idle", **SECONDS_ARG, help=about)
@@ -242,7 +242,10 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
             raise MessageError(f"there is no dead letter {', '.join(missing)}")
         prints_json = arguments.json and arguments.action in {"list", "show"}
         act = _write_json if prints_json else _ACTIONS[arguments.action]
-        act(batch, letters)
+        if letters or act not in {_list, _show}:
+            act(batch, letters)
+        else:
+            print("no dead letters", file=sys.stderr)
     return EXIT_OK
 
 
@@ -307,9 +310,6 @@ def _receive_dead_letters(arguments: argparse.Namespace) -> Iterator[_DeadLetter
 
 
 def _list(_: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
-    if not letters:
-        print("no dead letters", file=sys.stderr)
-        return
     rows = []
     for each in letters:
         source, size = "" if each.source is None else each.source, len(each.message.payload)
@@ -330,7 +330,7 @@ def _show(_: _DeadLetterBatch, letters: Sequence[DecodedDeadLetter]) -> None:
         lines = [
             f"id       {each.id}",
             f"to       task {each.task}{source}",
-            f"rejected {each.count} times; a dead letter since {each.time}",
+            f"rejected {each.count} time{'' if each.count == 1 else 's'}; a dead letter since {each.time}",
             f"reason   {each.reason or 'none was given'}",
         ]
         if each.message.key is not None:

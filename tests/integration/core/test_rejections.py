@@ -216,6 +216,7 @@ def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
         assert [(message.message, message.headers) for message in batch] == [(b"2", ())]
         assert batch.groups[0].source == 8
     assert "2 dropped" in command("drop", "--all", *way).stderr
+    assert [command(each, "--all", *way).stderr for each in ("list", "show")] == ["no dead letters\n"] * 2
     eventually(lambda: queued(letter_pair.near, DEAD) == 0)
 
 
