@@ -102,8 +102,13 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
     ]
     blocking = {each.task: (each.blocking, list(each.blocked_workers)) for each in rows.tasks}
     assert blocking == {7: (1.0, ["a", "b"]), 8: (0.0, [])}
-    held = cluster_rows([look(worker("a", blocking=(at_a,)))])
-    assert held.problems == ["task 7 at b blocks senders at a, for 80% of the last 5 s: see b for why"]
+    now = worker("a", blocking=(at_a,))
+    begin = "task 7 at b blocks senders at a, for 80% of the last 5 s: "
+    assert cluster_rows([look(now)]).problems == [f"{begin}see b for why"]
+    now.peers.add(worker_id="b")
+    assert cluster_rows([look(now)]).problems == [f"{begin}not connected"]
+    now.peers[0].connected = True
+    assert cluster_rows([look(now)]).problems == [f"{begin}see b for why"]
 
 
 def test_a_silent_worker_explains_all_its_tasks() -> None:

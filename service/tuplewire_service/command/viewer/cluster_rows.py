@@ -358,6 +358,7 @@ def _task_problems(blockers: _Blockers, rows: ClusterRows) -> Iterator[str]:
     components = {each.component: each for each in rows.components}
     consumers = {(each.worker, task): each for each in rows.consumers for task in each.tasks}
     silent = {each.worker for each in rows.workers if each.state == NO_ANSWER}
+    lost = {each.peer for each in rows.peers if not each.connected}
 
     def is_covered(row: TaskRow) -> bool:
         """Return True if slow_component_problems() covers its component, or the one that it waits for."""
@@ -377,7 +378,7 @@ def _task_problems(blockers: _Blockers, rows: ClusterRows) -> Iterator[str]:
         yield (
             f"task {task}{of} at {worker} blocks senders at {', '.join(blocker.blocked_workers)}, for "
             f"{blocker.share:.0%} of the last {blocker.interval_seconds:.0f} s: "
-            f"{f'see {worker} for why' if row is None else reason(row)}"
+            f"{reason(row) if row else 'not connected' if worker in lost else f'see {worker} for why'}"
         )
     loaded = {at: row for at, row in tasks.items() if row.load >= _FULL_LEVEL}
     full = [row for at, row in loaded.items() if not (at in blockers or is_covered(row))]
