@@ -29,13 +29,14 @@ PROBLEM_STYLE = "bold red"
 """The style of problems, for rich."""
 
 
-def console_of(stream: TextIO) -> Console | None:
+def console_of(stream: TextIO, *, static: bool = False) -> Console | None:
     """Return a console that writes to a stream, or None for plain text.
 
-    Plain text is for files and pipes, for terminals without control sequences (TERM=dumb), and without rich
-    (extra `service`). The console prints text unchanged: no markup, no emoji, no highlights.
+    Plain text is for files and pipes, and without rich (extra `service`); unless the output is `static`, also
+    for terminals without control sequences (TERM=dumb). The console prints text unchanged: no markup, no
+    emoji, no highlights.
     """
-    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+    if not stream.isatty() or (os.environ.get("TERM") == "dumb" and not static):
         return None
     try:
         from rich.console import Console
@@ -137,7 +138,7 @@ def counted(
 def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Write columns with escaped cells. The first is left-aligned, on a terminal also `reason`."""
     lines = [[escape_unprintable(cell) for cell in row] for row in (header, *rows)]
-    console = console_of(stream)
+    console = console_of(stream, static=True)
     if console is None:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
