@@ -206,8 +206,8 @@ class TimeWindows:
 
     def flush(self) -> Iterator[TupleWindow]:
         """Yield all windows up to the first one with the last tuple."""
-        if self._tuples and (last := self._first_after(self._tuples[-1].time)) > self._last:
-            yield from self.advance(last * self._every)
+        if self._tuples:
+            yield from self.advance(self._first_after(self._tuples[-1].time) * self._every)
 
     def _first_after(self, time: float) -> int:
         """Return the first window that ends at this time or later."""
@@ -294,10 +294,9 @@ class WindowedBolt(Bolt):
             return ()
         stream = (message.source_component, message.source_stream)
         self._max_times[stream] = max(tuple_time, self._max_times.get(stream, tuple_time))
-        if self._max_times.keys() < self._streams:
-            return ()
-        # The slowest stream decides.
-        return self._time_windows.advance(min(self._max_times.values()) - self.window.lag)
+        if self._max_times.keys() >= self._streams:  # the slowest stream decides
+            return self._time_windows.advance(min(self._max_times.values()) - self.window.lag)
+        return ()
 
 
 def tick_seconds_of(bolt: WindowedBolt, name: str) -> float:
