@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import PropertyMock
 
 import pytest
 from helpers.executors import Do, alone, bolts_of, running, wait_idle
 
-from tuplewire.errors import TopologyError
+from tuplewire.errors import ClosedError, TopologyError
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
     BasicBolt,
@@ -27,7 +30,8 @@ from tuplewire_topology import (
 )
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.clusters.capture import FixedTupleSpout
-from tuplewire_topology.running.timer import SimulatedTimer
+from tuplewire_topology.running.receive_queue import ReceiveQueue
+from tuplewire_topology.running.timer import SimulatedTimer, TickScheduler
 
 SECONDS = 30.0
 """The timeout of a test's waits."""
@@ -342,12 +346,46 @@ def test_a_retry_repeats_the_window(window: Window) -> None:
             if len(seen.seen) % 2:
                 raise ValueError("at the first try")
 
-    bolt = Windows()
-    bolt.window = window
-    with running(chain(Numbers(6, Log()), bolt), {"topology.error.tries": 2}, timer=timer) as worker:
+    Windows.window = window
+    with running(chain(Numbers(6, Log()), Windows()), {"topology.error.tries": 2}, timer=timer) as worker:
         assert wait_idle(worker, SECONDS)
         for _ in range(3):
             timer.advance(1)
             assert wait_idle(worker, SECONDS)
     expected = [[0, 1, 2], [3, 4, 5]] if window.by_count else [[0, 1, 2, 3, 4, 5]]
     assert seen.seen == [each for each in expected for _ in range(2)]
+
+
+def test_an_acked_tuple_is_not_tried_again() -> None:
+    """A bolt that raises after it has acked a tuple does not get the tuple again."""
+    seen = Log()
+
+    class Early(Bolt):
+        def execute(self, message: Tuple) -> None:
+            seen(message[0])
+            self.collector.ack(message)
+            raise ValueError
+
+    conf = {"topology.error.tries": 3, "topology.error.policy": "skip"}
+    with running(chain(Numbers(2, Log()), Early()), conf) as worker:
+        assert wait_idle(worker, SECONDS)
+    assert seen.seen == [0, 1]
+
+
+def test_last_tuples_of_deactivate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuples that a spout emits in deactivate() are sent."""
+    seen = Log()
+    monkeypatch.setattr(Numbers, "deactivate", lambda spout: spout.collector.emit(["last"]))
+    with running(chain(Numbers(1, Log()), Do(lambda message: seen(message[0])))) as worker:
+        assert wait_idle(worker, SECONDS)
+        worker.set_active(active=False)
+        assert wait_idle(worker, SECONDS)
+        assert seen.seen == [0, "last"]
+
+
+def test_an_error_of_exhausted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If `exhausted` raises, the executor fails with this error, also for one that Tuplewire raises."""
+    values = PropertyMock(side_effect=[True, ClosedError("of the spout's client")])
+    monkeypatch.setattr(Numbers, "exhausted", values)
+    with running(chain(Numbers(0, Log()))) as worker, pytest.raises(TaskError, match="of the spout's client"):
+        wait_idle(worker, SECONDS)

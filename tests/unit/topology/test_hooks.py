@@ -176,3 +176,19 @@ def test_what_is_no_hook_is_refused() -> None:
     hook: Any = object()
     with pytest.raises(TopologyError, match="of type object, which is not a WorkerHook"):
         builder(hook)
+
+
+def test_errors_of_a_hook_and_of_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error policy applies to errors of on_fail(); all hooks are released after an error in cleanup()."""
+
+    def fail(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(Observer, "on_fail", fail)
+    monkeypatch.setattr(Odd, "cleanup", fail)
+    conf = {"greeting": "", "topology.error.policy": "skip"}
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", conf, builder(Shares()).create_topology())
+        running.wait()
+        assert len(running.errors) == 3, "twice of the bolt, and of the spout"
+    assert ("bolt", "cleanup") in seen

@@ -120,6 +120,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         for task in self._tasks.values():
             self.pulse.enter(task.id, ExecutorActivity.ACTIVATE if active else ExecutorActivity.DEACTIVATE)
             self._call_user_code(task.id, task.spout.activate if active else task.spout.deactivate)
+            self._send(task)  # deactivate() may emit the last tuples
         self._finished_epoch = _NOT_FINISHED
         self._active = active
 
@@ -190,7 +191,8 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _is_exhausted(self, task: SpoutTask) -> bool:
         """Return True if a task is exhausted, and no pending tuple can time out and be emitted again."""
-        return task.spout.exhausted and not (self._has_timeout and len(task.pending))
+        exhausted = self._call_user_code(task.id, lambda: task.spout.exhausted)
+        return exhausted and not (self._has_timeout and len(task.pending))
 
     def _poll_task(self, task: SpoutTask) -> bool:
         """Let a task emit until it has no tuples, or reaches a limit; return False if it may not emit."""
@@ -316,8 +318,7 @@ class BoltExecutor(Executor[BoltTask]):
     def _retry_or_fail(self, task: BoltTask, message: Tuple, error: Exception) -> None:
         """Retry a tuple that the bolt has not acked or failed, then apply the error policy."""
         tries = 1
-        is_tracked = message in task.unacked  # an untracked tuple is never in `unacked`
-        while tries < self.settings.error_tries and (message in task.unacked or not is_tracked):
+        while tries < self.settings.error_tries and (message in task.unacked or not message.roots):
             self._report_error(task.id, error, message)
             tries += 1
             try:
@@ -328,7 +329,10 @@ class BoltExecutor(Executor[BoltTask]):
         try:
             is_dead_letter = self._use_policy(task.id, error, message, tries)
         finally:  # a dead letter is acked, or its spout would emit it again; any other tuple fails
-            self._on_fail(task, message, is_dead_letter=is_dead_letter)
+            try:
+                self._on_fail(task, message, is_dead_letter=is_dead_letter)
+            except Exception as raised:  # noqa: BLE001 - the user's hooks may raise anything
+                self._use_policy(task.id, raised)
         return None
 
     def _on_ack(self, task: BoltTask, message: Tuple) -> None:

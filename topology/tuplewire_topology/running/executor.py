@@ -207,12 +207,11 @@ class Executor(ABC, Generic[TaskKind]):
     def _close_all(self) -> None:
         for task in self._tasks.values():
             self.pulse.enter(task.id, self.close_activity)
-            try:
-                self._close_task(task)
-                for hook in task.hooks:
-                    hook.cleanup()
-            except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-                self._executor_context.on_failure(self._report_error(task.id, error))
+            for close in (partial(self._close_task, task), *(partial(hook.cleanup) for hook in task.hooks)):
+                try:
+                    close()
+                except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+                    self._executor_context.on_failure(self._report_error(task.id, error))
 
     def _call_user_code(self, task: int, call: Callable[[], Any]) -> Any:
         """Call user code; an error from it ends the executor under every policy."""
