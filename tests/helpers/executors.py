@@ -68,7 +68,7 @@ def alone(topology: Topology, *, conf: Mapping[str, Any] | None = None, **settin
     """Return the executors of all tasks of a topology, not started yet. The settings are ExecutorGroup's."""
 
     def tell(column: AddressedTuples) -> None:
-        worker.transfer.enqueue_system_tuples(column)
+        worker.transfer.enqueue(column)
 
     worker = ExecutorGroup(topology, conf=conf, link=NoLink(), acker=LocalTracker(tell), **settings)
     return worker

@@ -389,3 +389,18 @@ def test_an_error_of_exhausted_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Numbers, "exhausted", values)
     with running(chain(Numbers(0, Log()))) as worker, pytest.raises(TaskError, match="of the spout's client"):
         wait_idle(worker, SECONDS)
+
+
+
+def test_tuples_for_a_task_that_leaves_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ticks, and tuples from elsewhere, that arrive while an executor is removed do not count as held."""
+    transfer, timer = alone(chain(Numbers(0, Log()), Do(lambda _: None))).transfer, SimulatedTimer()
+    TickScheduler(timer, transfer.counter, transfer.enqueue).add(1, 5)
+    transfer.queues[1].close()
+    add = ReceiveQueue._add
+    monkeypatch.setattr(ReceiveQueue, "_add", lambda *args: (transfer.queues.pop(1, None), add(*args)))
+    payload = transfer.serializer.serialize(Tuple([1], transfer.topology.source(2, "default")))
+    with pytest.raises(ClosedError):
+        transfer.receive(TaskGroup.of(1, [payload], 2), lambda: None)
+    timer.advance(5)
+    assert transfer.counter.snapshot(lambda: True) == (True, 0, 0)

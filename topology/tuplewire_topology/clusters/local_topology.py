@@ -174,7 +174,7 @@ class LocalTopology(RunningTopology):
     def _deliver_outcomes(self, column: AddressedTuples) -> None:
         worker = self._worker_by_task[column.task]
         try:
-            worker.transfer.enqueue_system_tuples(column)
+            worker.transfer.enqueue(column)
         except ClosedError:
             if not worker.is_killed:  # a killed worker loses outcomes, as a crashed one does
                 raise

@@ -105,7 +105,7 @@ class ExecutorGroup:
         self._timer: Timer = timer or SystemTimer(lambda error: self._on_failure(to_tuplewire_error(error)))
         self.heartbeats = Heartbeats(topology_id, lambda: self.executors, self._group_problem, state_file)
         self._cancels: list[Cancel] = []
-        self._ticks = TickScheduler(self._timer, self.counter, self.transfer.enqueue_system_tuples)
+        self._ticks = TickScheduler(self._timer, self.counter, self.transfer.enqueue)
 
     def _executor_ranges(self, assigned: frozenset[int]) -> Iterator[range]:
         """Yield the tasks of each assigned executor; TopologyError if only some of its tasks are assigned."""

@@ -97,6 +97,7 @@ def read_trace_headers(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
 logger = event_logger(__name__)
 
 OnUndeliverable = Callable[[Tuple, Exception], None]
+_Put = Callable[[AddressedTuples], None]
 
 
 class TupleCounter:
@@ -183,22 +184,14 @@ class Transfer:
             if self.settings.always_serialize:
                 payloads = self._serialize_column(column, serialized, on_undeliverable)
                 column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
-            self.counter.add(len(column.tuples))
             # Never wait for the queue of this thread, which only it empties, nor as the acker: a spout
             # may be waiting for it (docs/design/acking.md).
-            if column.tuples and (
+            is_waiting = column.tuples and not (
                 queue is self.queues.get(column.tuples[0].source_task)
                 or column.tuples[0].source_component == ACKER_COMPONENT
-            ):
-                queue.publish_to_overflow(column)
-            else:
-                try:
-                    queue.publish(column)
-                except ClosedError:
-                    if self.queues.get(column.task) is queue:
-                        raise
-                    self.counter.add(-len(column.tuples))  # removed here: send to the new worker
-                    remote += self._make_group(column, serialized, on_undeliverable)
+            )
+            if not self._publish(queue, column, queue.publish if is_waiting else queue.publish_to_overflow):
+                remote += self._make_group(column, serialized, on_undeliverable)
         if remote:
             self.counter.add(0, sent=sum(map(len, remote)))  # first: no receiver may count them earlier
             self.link.send(remote)
@@ -227,10 +220,23 @@ class Transfer:
             payloads.append(payload)
         return payloads
 
-    def enqueue_system_tuples(self, column: AddressedTuples) -> None:
-        """Queue ticks and outcomes, which no component has emitted, without waiting."""
-        self.counter.add(len(column.tuples))
-        self.queues[column.task].publish_to_overflow(column)
+    def enqueue(self, column: AddressedTuples, received: int = 0) -> None:
+        """Queue tuples, such as ticks, without waiting. Raises ClosedError if the executor has stopped."""
+        queue = self.queues.get(column.task)
+        if queue is None or not self._publish(queue, column, queue.publish_to_overflow, received):
+            raise ClosedError(f"task {column.task} no longer has an executor here")
+
+    def _publish(self, queue: ReceiveQueue, column: AddressedTuples, put: _Put, received: int = 0) -> bool:
+        """Count and queue tuples; return False, and count nothing, if their task has left."""
+        self.counter.add(len(column.tuples), received=received)
+        try:
+            put(column)
+        except ClosedError:
+            if self.queues.get(column.task) is queue:
+                raise
+            self.counter.add(-len(column.tuples), received=-received)
+            return False
+        return True
 
     def receive(self, group: TaskGroup, on_executed: Callable[[], None]) -> None:
         """Queue tuples from other processes without waiting; the credit of their senders bounds them.
@@ -242,11 +248,7 @@ class Transfer:
             with self._lock:
                 self._received_bytes[group.source, group.task] += len(group.data)
         if tuples := self._read_tuples(group):
-            queue = self.queues.get(group.task)
-            if queue is None:
-                raise ClosedError(f"task {group.task} no longer has an executor here")
-            self.counter.add(len(tuples), received=len(tuples))
-            queue.publish_to_overflow(AddressedTuples(group.task, tuples, on_executed))
+            self.enqueue(AddressedTuples(group.task, tuples, on_executed), received=len(tuples))
         else:  # no readable tuple: without an acknowledgement it would be delivered again
             on_executed()
 
