@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.executors import pipeline, waiting
+from helpers.executors import Do, pipeline, waiting
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, passing
 
 from tuplewire.errors import ClosedError, TopologyError
@@ -18,7 +20,7 @@ from tuplewire.grouping.grouping import FieldsGrouping
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Bolt, OutputCollector, Topology, TopologyBuilder, TopologyContext, Tuple
 from tuplewire_topology.authoring.description import with_ackers
-from tuplewire_topology.clusters.capture import FeederSpout, with_sources
+from tuplewire_topology.clusters.capture import FeederSpout, FixedTupleSpout, with_sources
 from tuplewire_topology.clusters.cluster import LocalCluster
 from tuplewire_topology.clusters.local_topology import LocalTopology
 
@@ -220,3 +222,18 @@ def test_ackers_move_too(cluster: LocalCluster, notes: Notes) -> None:
     emitted = int(notes.read("inactive-after")[-1])
     running.activate()  # failed tuples are emitted again
     eventually(lambda: {*range(emitted)} <= {*map(int, notes.read("acked"))}, SECONDS)
+
+
+def test_wait_in_another_thread_covers_a_kill(cluster: LocalCluster) -> None:
+    """While a worker is killed and started again, a wait() in another thread does not return."""
+    spout, slow = FixedTupleSpout([[number] for number in range(4)]), Do(lambda _: time.sleep(0.3))
+    spout.outputs = ("number",)
+    topology = pipeline({"s": spout, "a": slow, "b": Do(lambda _: None)})
+    running = cluster.submit("t", {"topology.workers": 2}, topology)  # the first worker has "a" and "s"
+    with ThreadPoolExecutor(1) as pool:
+        waited = pool.submit(running.wait, SECONDS)
+        eventually(lambda: running.captured.received_tuples("a"), SECONDS)
+        running.kill_worker(0)
+        assert not waited.done()
+        waited.result(SECONDS)
+    assert len(running.captured.received_tuples("a")) > 4

@@ -267,7 +267,7 @@ class LocalTopology(RunningTopology):
         tasks = self._executor_tasks(task)
         self._check_worker(worker)
         target = self._workers[worker]
-        with self._change_lock, self._paused(timeout):
+        with self._paused(timeout):
             source = self._worker_by_task[task]
             if source is target:
                 return
@@ -292,33 +292,36 @@ class LocalTopology(RunningTopology):
         """
         self._check_worker(worker)
         killed_worker = self._workers[worker]
-        with self._change_lock:
-            self._check_open()
-            self._stuck_executors += killed_worker.kill(_USER_CODE_SECONDS)
-            self._push_assignment()  # other workers drop messages for the dead one, so the pause can end
-            with self._paused(timeout):
-                self._fail_lost_tuples(())
-                self._workers[worker] = self._make_worker(worker, killed_worker.tasks)
-                self._push_assignment()
-                self._workers[worker].start()
+        with self._paused(timeout, killed_worker):
+            self._fail_lost_tuples(())
+            self._workers[worker] = self._make_worker(worker, killed_worker.tasks)
+            self._push_assignment()
+            self._workers[worker].start()
 
     @contextlib.contextmanager
-    def _paused(self, timeout: float) -> Iterator[None]:
-        """Pause spouts and ticks, and wait until no tuple is in flight. Raises the errors of wait()."""
-        self._changing_thread = threading.get_ident()
-        workers = self._living()
-        try:
-            for worker in workers:
-                worker.counter.paused = True
-                worker.set_active(active=False)
-            self.wait(timeout)
-            yield
-        finally:
-            for worker in workers:
-                worker.counter.paused = False
-            self._changing_thread = None
-            if self._active:
-                self.activate()
+    def _paused(self, timeout: float, killed: LocalWorker | None = None) -> Iterator[None]:
+        """Kill a worker, if any; pause spouts and ticks until no tuple is in flight. Raises errors of wait().
+
+        While this happens, no other change begins, and wait() in other threads does not return.
+        """
+        with self._change_lock:
+            self._check_open()
+            self._changing_thread = threading.get_ident()
+            try:
+                if killed is not None:
+                    self._stuck_executors += killed.kill(_USER_CODE_SECONDS)
+                    self._push_assignment()  # others drop messages for the dead one, so the pause can end
+                for worker in self._living():
+                    worker.counter.paused = True
+                    worker.set_active(active=False)
+                self.wait(timeout)
+                yield
+            finally:
+                for worker in self._living():
+                    worker.counter.paused = False
+                if self._active:
+                    self.activate()
+                self._changing_thread = None
 
     def _living(self) -> list[LocalWorker]:
         return [worker for worker in self._workers if not worker.is_killed]
