@@ -391,6 +391,22 @@ def test_an_error_of_exhausted_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
         wait_idle(worker, SECONDS)
 
 
+def test_close_while_a_task_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that ends while a task is being opened closes the task, and subscribes to nothing."""
+    go, log = threading.Event(), Log()
+    monkeypatch.setattr(Numbers, "open", lambda *_: go.wait(SECONDS))
+    worker = alone(chain(Numbers(0, log)))
+    monkeypatch.setattr(worker.link, "subscribe", lambda *_: pytest.fail("it is closed"))
+    with ThreadPoolExecutor(2) as pool:
+        started = pool.submit(worker.start)
+        eventually(lambda: worker.executors[0].pulse.activity == "open")
+        closed = pool.submit(worker.close, SECONDS)
+        eventually(lambda: worker.not_ready_reason == "stopped")
+        go.set()
+        started.result(SECONDS)
+        closed.result(SECONDS)
+    assert log.seen == ["close"]
+
 
 def test_tuples_for_a_task_that_leaves_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ticks, and tuples from elsewhere, that arrive while an executor is removed do not count as held."""

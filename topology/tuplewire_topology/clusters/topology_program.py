@@ -190,7 +190,7 @@ class TopologyProgram(Program):
             self._group.start()
         else:
             self._group.update_tasks(assigned)
-        self._group.set_active(active=assignment.active)
+        self._group.set_active(active=assignment.active and not self._stopping.is_set())
         self._version = assignment.version
         extra = {"version": assignment.version, "tasks": sorted(assigned), "active": assignment.active}
         logger.info("program.assignment_applied", extra=extra)

@@ -150,6 +150,8 @@ class ExecutorGroup:
             if not executor.opened.wait(max(0.0, deadline - time.monotonic())):
                 raise WaitTimeoutError(f"{executor} has not been opened within {_OPEN_TIMEOUT_SECONDS:g} s")
         self.raise_if_failed()
+        if self._closed:  # while a task was being opened
+            return
         for executor in executors:
             if isinstance(executor, BoltExecutor) and executor.settings.tick_seconds:
                 for task in executor.tasks:
