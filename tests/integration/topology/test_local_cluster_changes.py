@@ -15,7 +15,7 @@ import pytest
 from helpers.executors import Do, pipeline, waiting
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, passing
 
-from tuplewire.errors import ClosedError, TopologyError
+from tuplewire.errors import ClosedError, ConfigError, TopologyError
 from tuplewire.grouping.grouping import FieldsGrouping
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Bolt, OutputCollector, Topology, TopologyBuilder, TopologyContext, Tuple
@@ -152,6 +152,8 @@ def test_a_moved_bolt_gets_its_ticks() -> None:
         cluster.advance(5)
         running.kill_worker(running.worker_index(2))
         cluster.advance(5)
+        with pytest.raises(ConfigError, match="increment is a number of seconds above 0, not 0"):
+            cluster.advance(5, 0)
     assert sorted(ticks) == [1] * 3 + [2] * 3
 
 

@@ -110,10 +110,12 @@ class LocalCluster(_Cluster[LocalTopology]):
         Source: Storm's `advanceClusterTime`.
 
         Raises:
-            ConfigError: Without simulated time. Also the errors of wait().
+            ConfigError: Without simulated time, or with an `increment` of 0. Also the errors of wait().
         """
         if self._timer is None:
             raise ConfigError("this cluster uses the system clock; create it with simulated_time=True")
+        if not increment > 0:
+            raise ConfigError(f"increment is a number of seconds above 0, not {increment}")
         while seconds > 0:
             self._timer.advance(min(increment, seconds))
             for running in self._running.values():

@@ -93,7 +93,7 @@ def submit_topology(
         checked = output.with_check(stage.repartition(size))  # see Output.with_check() for the shuffle
         # The checkpoint stores the rows, so that a use of the result does not run the topology again.
         run_job = partial(checked.localCheckpoint, eager=True)
-        running = SparkTopology(spark, submission, run_job, stack.pop_all(), token_file)
+        running = SparkTopology(spark, submission, run_job, stack, token_file)
         if running.watch_command:
             logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
         return running

@@ -90,7 +90,7 @@ class SparkTopology:
         stack: ExitStack,
         token_file: Path,
     ) -> None:
-        # `run_job` runs the job, and returns its rows. `stack` is closed at the end of the job.
+        # `run_job` runs the job, and returns its rows. `stack` is emptied, and closed at the end of the job.
         self.name = submission.name
         self.job_group = f"tuplewire-{uuid.uuid4().hex}"
         self._spark = spark
@@ -99,7 +99,6 @@ class SparkTopology:
         self._error: BaseException | None = None
         self._job_done = threading.Event()
         self._submission = submission
-        self._stack = stack
         self._condition = threading.Condition()
         self._progress = TopologyProgress()
         self._coordinator: tuple[int, int] | None = None
@@ -132,6 +131,7 @@ class SparkTopology:
                 client, submission.run_id, SUBMITTER_TASK, *callbacks, waits_for_task=True
             )
             self._control = stack.enter_context(control)
+        self._stack = stack.pop_all()
         inheritable_thread(spark, self._main).start()
 
     def __repr__(self) -> str:
