@@ -210,8 +210,7 @@ class Team(Closeable):
 
     def recv(self, rank: int, *, timeout: float | None = None) -> Any:
         """Return the next value that the given rank sent, in order. For errors see all_reduce()."""
-        sources = [self._check_rank(rank, other=True)]
-        return self._run("recv", _one_exchange({}), sources, timeout)[rank]
+        return self._run("recv", _one_exchange({}), [self._check_rank(rank, other=True)], timeout)[rank]
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
