@@ -201,10 +201,10 @@ def test_damaged_tuple(row: list[Any], damage: list[int], data: st.DataObject) -
     outcome(bytes(payload))
 
 
-@given(st.lists(values, min_size=1, max_size=3))
-def test_cut_tuple_is_malformed(row: list[Any]) -> None:
+@given(st.lists(values, min_size=1, max_size=3), message_ids)
+def test_cut_tuple_is_malformed(row: list[Any], message_id: Any) -> None:
     """No prefix of a tuple is a valid tuple, and no bytes may follow a tuple."""
-    payload = SERIALIZER.serialize(Tuple(row, TOPOLOGY.source(501, f"s{len(row)}")))
+    payload = SERIALIZER.serialize(Tuple(row, TOPOLOGY.source(501, f"s{len(row)}"), message_id))
     for end in range(len(payload)):
         with pytest.raises(MalformedTupleError):
             SERIALIZER.deserialize(payload[:end])

@@ -64,16 +64,6 @@ def wordcount() -> TopologyBuilder:
     return builder
 
 
-def test_task_ids_do_not_depend_on_the_program() -> None:
-    """The order of declarations is irrelevant, so every process assigns the same task ids."""
-    builder = TopologyBuilder()
-    builder.set_bolt("count", Sink()).fields_grouping("split", "word")
-    builder.set_bolt("split", Split(), 3).shuffle_grouping("lines").add_configuration("a.setting", 5)
-    builder.set_spout("lines", Lines(), 2).set_num_tasks(4)
-    topology, other = builder.create_topology(), wordcount().create_topology()
-    assert (topology.components, topology.tasks) == (other.components, other.tasks)
-
-
 def test_targets_and_sources() -> None:
     """A stream lists its subscribers with their groupings."""
     topology = wordcount().create_topology()

@@ -350,13 +350,3 @@ def test_neighbours_are_told_apart() -> None:
     assert [(each.values, each.source.wire_id, each.roots) for each in read] == [
         (each.values, each.source.wire_id, each.roots) for each in tuples
     ]
-
-
-def test_what_follows_a_known_beginning_is_checked() -> None:
-    """A tuple with a cached prefix is refused if it is truncated or too long."""
-    serializer = TupleSerializer(TOPOLOGY)
-    payload = serializer.serialize(Tuple(["text"], ONE, ((5, 1),)))
-    serializer.deserialize(payload)
-    for damaged, problem in ((payload[:-1], "field 'value'"), (payload + b"\0", "its end: 1 byte")):
-        with pytest.raises(MalformedTupleError, match=problem):
-            serializer.deserialize(damaged)
