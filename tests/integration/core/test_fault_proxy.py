@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from helpers.http2 import connected
 
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import Direction, FaultProxy
@@ -59,22 +60,10 @@ def proxy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Faul
             yield proxy, target
 
 
-def connect(address: str) -> socket.socket:
-    """Connect to a proxy."""
-    if address.startswith("unix://"):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(address.removeprefix("unix://"))
-    else:
-        host, _, port = address.rpartition(":")
-        connection = socket.create_connection((host, int(port)))
-    connection.settimeout(_DEADLINE_SECONDS)
-    return connection
-
-
 @pytest.fixture
 def ends(proxy: tuple[FaultProxy, Target]) -> Iterator[Ends]:
     """Connect through a proxy, and yield it with both ends."""
-    with connect(proxy[0].address) as near, proxy[1].accept() as far:
+    with connected(proxy[0].address, _DEADLINE_SECONDS) as near, proxy[1].accept() as far:
         yield proxy[0], near, far
 
 
@@ -145,7 +134,7 @@ def test_black_hole_holds_bytes_and_ends_back(ends: Ends) -> None:
 def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> None:
     """A black hole accepts a new connection, which carries no bytes until the black hole ends."""
     proxy[0].black_hole()
-    with connect(proxy[0].address) as near, proxy[1].accept() as far:
+    with connected(proxy[0].address, _DEADLINE_SECONDS) as near, proxy[1].accept() as far:
         near.sendall(b"one")
         assert silent(far)
         proxy[0].resume()
@@ -229,7 +218,7 @@ def test_cut_ends_both_sides(ends: Ends, proxy: tuple[FaultProxy, Target]) -> No
     assert ended(near)
     assert ended(far)
     proxy[0].resume()
-    with connect(proxy[0].address) as near, proxy[1].accept() as far:
+    with connected(proxy[0].address, _DEADLINE_SECONDS) as near, proxy[1].accept() as far:
         near.sendall(b"one")
         assert take(far, 3) == b"one"
 
@@ -250,7 +239,10 @@ def test_a_reset_is_passed_on(ends: Ends) -> None:
 
 def test_an_absent_target_is_a_reset(tmp_path: Path) -> None:
     """A connection to a target that does not listen is accepted and then closed."""
-    with FaultProxy(f"unix://{tmp_path}/nobody.sock") as proxy, connect(proxy.address) as near:
+    with (
+        FaultProxy(f"unix://{tmp_path}/nobody.sock") as proxy,
+        connected(proxy.address, _DEADLINE_SECONDS) as near,
+    ):
         assert ended(near)
 
 
@@ -288,7 +280,7 @@ def test_a_connection_that_comes_with_the_end_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as target:
         for _ in range(50):
             with FaultProxy(f"127.0.0.1:{target.getsockname()[1]}") as proxy:
-                late = [connect(proxy.address) for _ in range(3)]
+                late = [connected(proxy.address, _DEADLINE_SECONDS) for _ in range(3)]
             for each in late:
                 each.close()
     gc.collect()
