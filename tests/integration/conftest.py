@@ -1,14 +1,12 @@
-"""Fixtures for workers, an unused address, alarms and a message recorder."""
+"""Fixtures for workers, an unused address and a message recorder."""
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.alarms import OnAlarm, handle_alarm
 from helpers.topology import Pair, pair_of_workers
 from helpers.worker_process import Running, running
 
@@ -48,15 +46,6 @@ def worker(tmp_path: Path) -> Iterator[Running]:
     """Run a worker without an assignment."""
     with running(tmp_path) as started:
         yield started
-
-
-@pytest.fixture
-def on_alarm() -> Iterator[OnAlarm]:
-    """Return a function that sets the action of an alarm; alarms are turned off after the test."""
-    before = signal.getsignal(signal.SIGALRM)
-    yield handle_alarm
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

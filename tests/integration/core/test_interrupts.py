@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
-from helpers.alarms import Interrupted, OnAlarm, interrupt, interrupted_at
 from helpers.topology import TOPOLOGY, collect
 from helpers.traffic import deliver
 
+import tuplewire
 from tuplewire import Client, TaskMessage
 from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import ClosedError
@@ -33,6 +36,62 @@ MOST = 60_000
 UNTIL_CLOSE = 2e-3
 """The longest wait for the alarm in a round of closes, in seconds."""
 Connect = Callable[[], Client]
+OnAlarm = Callable[[Callable[[], object]], None]
+_OURS = str(Path(tuplewire.__file__).parent)
+
+
+class Interrupted(BaseException):
+    """Stands for the exception of a user's Ctrl-C, which may be raised anywhere."""
+
+
+def interrupt() -> None:
+    """Raise the exception that stands for Ctrl-C."""
+    raise Interrupted
+
+
+def handle_alarm(action: Callable[[], object]) -> None:
+    """Set the action of an alarm signal."""
+
+    def handler(_: int, __: FrameType | None) -> None:
+        action()
+
+    signal.signal(signal.SIGALRM, handler)
+
+
+def interrupted_at(step: int, call: Callable[[], object]) -> bool:
+    """Interrupt a call before a step, an opcode of Tuplewire or asyncio. Return False if it ends earlier."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        name = frame.f_code.co_filename
+        if not name.startswith(_OURS) and "/asyncio/" not in name:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            steps += 1
+            if steps == step:
+                raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.fixture
+def on_alarm() -> Iterator[OnAlarm]:
+    """Return a function that sets the action of an alarm; alarms are turned off after the test."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield handle_alarm
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
