@@ -20,9 +20,9 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Pair]:
-    """Run two workers for all tests of this file."""
-    with pair_of_workers() as pair:
+def workers(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Run two workers with a file's FLAGS for all tests of the file."""
+    with pair_of_workers(*getattr(request.module, "FLAGS", ())) as pair:
         yield pair
 
 

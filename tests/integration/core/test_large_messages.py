@@ -24,30 +24,24 @@ from tuplewire.wire.codec import encode_frame
 
 MIB = 1 << 20
 SIZE = 6 * MIB
+FLAGS = ("--max-message-bytes=8MiB", "--max-frame-bytes=8MiB", "--receive-queue-bytes=64MiB")
+"""Eight times the default limits, for the worker of `endpoint`. Each test uses different tasks."""
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Run a worker with eight times the default limits; each test uses different tasks."""
-    flags = ("--max-message-bytes=8MiB", "--max-frame-bytes=8MiB", "--receive-queue-bytes=64MiB")
-    with one_worker("w", *flags, directory=tmp_path_factory.mktemp("w"), tasks=range(10)) as endpoint:
-        yield endpoint
-
-
-def send(worker: Endpoint, task: int, size: int, count: int = 1) -> None:
+def send(endpoint: Endpoint, task: int, size: int, count: int = 1) -> None:
     """Send messages of this size."""
-    with Client(worker.address, topology=TOPOLOGY, max_message_bytes=8 * MIB) as client:
+    with Client(endpoint.address, topology=TOPOLOGY, max_message_bytes=8 * MIB) as client:
         for _ in range(count):
             client.send(task, bytes(size))
 
 
-def test_a_consumer_with_defaults_gets_a_large_message(worker: Endpoint) -> None:
+def test_a_consumer_with_defaults_gets_a_large_message(endpoint: Endpoint) -> None:
     """The worker's limits apply to its responses; other tasks of the subscription are delivered, too."""
-    send(worker, 1, SIZE)
-    send(worker, 2, 5)
-    send(worker, 3, MIB, 12)
+    send(endpoint, 1, SIZE)
+    send(endpoint, 2, 5)
+    send(endpoint, 3, MIB, 12)
     with (
-        Client(worker.address, topology=TOPOLOGY) as client,
+        Client(endpoint.address, topology=TOPOLOGY) as client,
         client.recv([1, 2, 3], timeout=20) as subscription,
     ):
         sizes = sorted(len(payload) for _, payload in collect(subscription, 14))
@@ -55,11 +49,11 @@ def test_a_consumer_with_defaults_gets_a_large_message(worker: Endpoint) -> None
 
 
 @contextlib.contextmanager
-def _foreign(worker: Endpoint, task: int, **fields: Any) -> Iterator[Any]:
+def _foreign(endpoint: Endpoint, task: int, **fields: Any) -> Iterator[Any]:
     """Subscribe as a client in any language does, with gRPC's default limits."""
     cursor = pb.TaskCursor(task=task, credit_sequence=100, credit_bytes=64 * MIB)
     first = subscribe(tasks=[cursor], **fields)
-    with grpc.insecure_channel(worker.address) as channel:
+    with grpc.insecure_channel(endpoint.address) as channel:
         stub: Any = channel.stream_stream(RECV)
         call = stub(chain([first], iter(Event().wait, True)), timeout=20)
         yield call
@@ -76,11 +70,11 @@ def _frames(call: Any) -> Iterator[pb.Frame]:
 @pytest.mark.parametrize(
     ("task", "stated", "limit"), [(4, {}, 4 * MIB), (5, {"max_response_bytes": MIB + 1000}, MIB + 1000)]
 )
-def test_frames_fit_a_client(worker: Endpoint, task: int, stated: dict[str, int], limit: int) -> None:
+def test_frames_fit_a_client(endpoint: Endpoint, task: int, stated: dict[str, int], limit: int) -> None:
     """No response exceeds gRPC's default, or a stated limit that is little more than one message."""
-    send(worker, task, MIB, 12)
+    send(endpoint, task, MIB, 12)
     got = 0
-    with _foreign(worker, task, **stated) as call:
+    with _foreign(endpoint, task, **stated) as call:
         frames = _frames(call)
         while got < 12:
             frame = next(frames)
@@ -88,16 +82,16 @@ def test_frames_fit_a_client(worker: Endpoint, task: int, stated: dict[str, int]
             got += sum(len(group.lengths) for group in frame.groups)
 
 
-def test_a_message_that_fits_no_response_is_named(worker: Endpoint) -> None:
+def test_a_message_that_fits_no_response_is_named(endpoint: Endpoint) -> None:
     """The stream ends once, with the reason; the message remains for a consumer with a larger limit."""
-    send(worker, 6, SIZE)
-    with _foreign(worker, 6) as call:
+    send(endpoint, 6, SIZE)
+    with _foreign(endpoint, 6) as call:
         with contextlib.suppress(grpc.RpcError):
             list(_frames(call))
         answer = answer_of(call, [])
     assert answer.error == "MESSAGE_TOO_LARGE"
     assert f"{SIZE} bytes waits in task 6" in answer.details
-    assert queued(worker, 6) == 1
+    assert queued(endpoint, 6) == 1
 
 
 def test_a_worker_with_smaller_limits_than_its_consumer(tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from helpers import eventually
-from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers, pair_of_workers, queued
+from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers, queued
 from helpers.traffic import client_of, deliver
 
 from tuplewire import Client, TaskMessageBatch, aio
@@ -23,18 +22,12 @@ from tuplewire.processes.worker_processes import Endpoint
 
 QUEUE = 1000
 """Number of messages that the worker queues for a task without a consumer."""
+FLAGS = (f"--receive-queue-messages={QUEUE}",)
 PENDING = 4000
 """Number of messages that the client keeps pending."""
 SENT = 50_000
 
 DROPPING: dict[str, Any] = {"topology": TOPOLOGY, "overflow": "drop_oldest", "max_pending_messages": PENDING}
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    """Run two workers with small queues."""
-    with pair_of_workers(f"--receive-queue-messages={QUEUE}") as pair:
-        yield pair
 
 
 def producer_of(address: str, **settings: Any) -> Client:

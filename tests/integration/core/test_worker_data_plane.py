@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from helpers.topology import (
     metric,
     numbered,
     numbers,
-    pair_of_workers,
     queued,
     status,
     two_workers,
@@ -33,12 +31,8 @@ from tuplewire_service.messaging.grpc import GrpcContext
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Pair]:
-    """Run two workers with small queues for the tests that do not stop them."""
-    with pair_of_workers("--receive-queue-messages=500", "--receive-queue-bytes=1MiB") as pair:
-        yield pair
+FLAGS = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
+"""The flags of the two workers of `pair`."""
 
 
 # --- backpressure ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from helpers.hostile import hello
 from helpers.program import Program
 from helpers.tools import output_of, ran
 from helpers.topology import TOPOLOGY as OF_WORKERS
-from helpers.topology import Pair, assign, pair_of_workers, status
+from helpers.topology import Pair, assign, status
 from helpers.traffic import deliver
 from helpers.worker_process import run_command
 from helpers.zmq_ends import PLENTY, Stranger, bound, sender, server, transport, works
@@ -363,11 +363,8 @@ def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
 # --- workers with this transport between them -------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    """Run two workers that communicate over ZeroMQ."""
-    with pair_of_workers("--transport=zmq") as pair:
-        yield pair
+FLAGS = ("--transport=zmq",)
+"""The flags of the two workers of `pair`."""
 
 
 def test_errors_name_the_address_for_programs(pair: Pair) -> None:
