@@ -56,7 +56,7 @@ class ProcessBound(NotPicklable):
 
     def _check_process(self, hint: str = "create one in this process") -> None:
         """Raise ClosedError in a forked child."""
-        if self._is_inherited:
+        if self._pid != os.getpid():
             raise ClosedError(f"the {type(self).__name__.lower()} belongs to the parent process; {hint}")
 
 
@@ -229,8 +229,10 @@ class Subscription(BaseSubscription, Closeable, Iterator[TaskMessageBatch]):
         return self._start_batch(self._take(self._timeout))
 
     def _take(self, timeout: float | None) -> ArrivedBatch | None:
-        # The receiver runs on the event loop of the parent, which a forked child does not have.
-        self._check_process("call recv() in this one")
+        # The receiver runs on the event loop of the parent, which a forked child does not have. The check is
+        # repeated in the method, because a call for each batch costs time.
+        if self._pid != os.getpid():
+            self._check_process("call recv() in this one")
         self.acknowledge(self._finished_count)
         return self._receiver.take(timeout)
 

@@ -75,7 +75,7 @@ class ArrivedBatch:
     @property
     def groups(self) -> list[TaskGroup]:
         """The messages, in order."""
-        return [each.group for each in self.deliveries]
+        return list(map(attrgetter("group"), self.deliveries))
 
     def each_delivery(self) -> Iterator[ArrivedBatch]:
         """Yield each delivery separately. Only the last one requires an immediate acknowledgement."""
