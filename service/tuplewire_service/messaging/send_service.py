@@ -251,7 +251,7 @@ class SendService(StreamService):
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
         # In a task of its own, a message does not continue the coroutines of the caller, too.
         reader = stream.reader = asyncio.create_task(self._read(session, stream), name="receive")
-        if stream.reading_ended:  # the same for case 3
+        if stream.reading_ended:  # case 3, while the welcome was written
             reader.cancel()
         try:
             await asyncio.wait([reader, stream.ending], return_when=asyncio.FIRST_COMPLETED)
