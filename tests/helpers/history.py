@@ -13,8 +13,9 @@ per (source, task), while the producers run:
   subscription may still receive a first copy late.) Within one subscription, a further copy is allowed only
   if a worker stopped, or the task moved, after the submission of the message. Unacknowledged messages of an
   unreachable consumer move with the task, and may return with it.
-- Messages are received for the first time in the order of their numbers. Only messages in flight to a moving
-  task, when a worker on their route is killed, may be received late.
+- Messages are received for the first time in the order of their numbers. Some may be received late: messages
+  in flight to a moving task when a worker on their route is killed, and messages that are still queued when
+  their source's worker restarts, and then the task moves (note 5 of docs/guarantees.md).
 - Every received message was sent, and each producer's ledger is balanced and matches the messages it sent.
 
 Source: the checkers of Jepsen, which judge a recorded history by a model.
@@ -125,7 +126,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of checking a history, in messages; `died` and `overtaken` were allowed after a kill."""
+    """The result of checking a history, in messages; `died` and `overtaken` the guarantees allow."""
 
     accepted: int
     received: int
@@ -167,7 +168,9 @@ class _Flow:
     at_risk: Ranges = field(default_factory=Ranges)
     """Messages that may be lost with a killed worker."""
     strayed: Ranges = field(default_factory=Ranges)
-    """Messages that were in flight to a moving task when a worker was killed."""
+    """Messages that may be received late, because a worker ended and the task moved."""
+    unrecorded: Ranges = field(default_factory=Ranges)
+    """Messages of an ended process of the source's worker: its next process does not know where they are."""
     since: int = 0
     """The first number submitted after the last stop of a worker or move of the task."""
     subscriptions: defaultdict[str, Ranges] = field(default_factory=lambda: defaultdict(Ranges))
@@ -199,6 +202,11 @@ class History:
 
     def owns(self, task: int, worker: str) -> None:
         """Record that a worker may hold messages of a task from now on. Call it before the worker knows."""
+        if self._owners[task] - {worker}:
+            for flow in (flow for (_, to), flow in self._flows.items() if to == task):
+                for first, stop in flow.unrecorded:
+                    for begin, until in flow.received.missing(first, stop):
+                        flow.strayed.add(begin, until)
         self._owners[task].add(worker)
         self._excuse_copies(task)
 
@@ -268,10 +276,12 @@ class History:
         """Record the exit of a worker's process. killed: True if it was killed, and its messages are lost."""
         for (source, task), flow in self._flows.items():
             flow.excuse_copies()
-            if not killed or flow.received.stop >= flow.handed_over:
+            if flow.received.stop >= flow.handed_over:
                 continue
             sender, owners = self._sources[source], self._owners[task]
-            if worker not in {sender.worker, *owners}:
+            if worker == sender.worker:
+                flow.unrecorded.add(flow.received.stop, flow.handed_over)
+            if not killed or worker not in {sender.worker, *owners}:
                 continue
             if sender.mode is AckMode.QUEUED:
                 flow.at_risk.add(flow.received.stop, flow.handed_over)

@@ -175,6 +175,17 @@ def test_a_kill_during_a_move_may_disorder(*, worker: str, moving: bool, killed:
         assert story.verdict.counts[Rule.OUT_OF_ORDER] == 50
 
 
+@pytest.mark.parametrize("end", ["dies", "ends"])
+@pytest.mark.parametrize(("worker", "overtaken"), [(NEAR, 50), (FAR, 0)])
+def test_a_move_after_a_restart_may_disorder(end: str, worker: str, overtaken: int) -> None:
+    """Only messages that a restarted entry worker sent before, and that are still queued, may be late."""
+    story = Story(AckMode.PROCESSED).tell(f"sends 60, comes 0 10, {end} {worker}, sends 10")
+    story.history.owns(TASK, OTHER)
+    story.tell("sends 30, comes 80 100, comes 60 70, comes 10 60")
+    assert story.verdict.overtaken == overtaken
+    assert story.verdict.counts[Rule.OUT_OF_ORDER] == 60 - overtaken
+
+
 def test_never_sent() -> None:
     """Messages that were not sent are found, also from an unknown source."""
     story = Story().tell("sends 100, comes 0 101")

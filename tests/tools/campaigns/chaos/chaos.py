@@ -150,6 +150,6 @@ class Chaos(Campaign):
             f"messages: {verdict.accepted:,} accepted, {verdict.received:,} received, "
             f"{verdict.redelivered:,} redelivered and marked, {verdict.dropped:,} dropped and reported, "
             f"{verdict.died:,} lost with killed workers that had them queued, "
-            f"{verdict.overtaken:,} overtaken after a kill during a move"
+            f"{verdict.overtaken:,} overtaken after the end of a worker before or during a move"
         )
         yield str(verdict)
