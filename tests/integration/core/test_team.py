@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
     for worker in (pair.near, pair.far):
         eventually(partial(no_subscriber, worker, tasks), 5)
         assert status(worker).disconnected_session_count <= 1
-    assert python_threads() == threads
+    assert not Counter(python_threads()) - Counter(threads)  # threads of earlier tests may end meanwhile
     eventually(lambda: open_files() <= files + 5, 5, "files are closed")
 
 
