@@ -181,7 +181,7 @@ class WorkerProcess:
     @property
     def _client(self) -> ControlClient:
         if self._control is None:
-            raise ClosedError(f"{self.name} has not bound its port yet; call wait_for_addresses() first")
+            raise ClosedError(f"{self.name} has not bound its port yet; call wait_for_bound() first")
         return self._control
 
     def _call(self, kind: str, *values: Any, seconds: float = _CALL_TIMEOUT_SECONDS) -> Any:

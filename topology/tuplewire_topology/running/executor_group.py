@@ -134,7 +134,7 @@ class ExecutorGroup:
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open all tasks, then receive; spouts wait for set_active(). See Raises below."""
+        """Open the tasks; spouts wait for set_active(). Raises TopologyError, TaskError, WaitTimeoutError."""
         self.heartbeats.beat()
         start_hooks(self._executor_context.conf, self._hook_context, self._hooks)
         self._cancels.append(self._timer.every(self.settings.heartbeat_seconds, self.heartbeats.beat))
@@ -265,7 +265,7 @@ class ExecutorGroup:
         for executor in self.executors:
             executor.stop()
 
-    # --- state --- --------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------------
 
     def _refresh_loads(self) -> None:
         if self._closed:  # a shared timer may call this once more
