@@ -129,7 +129,7 @@ class LaunchSettings(Settings):
         "supervisor.worker.start.timeout.secs", SECONDS, 60.0, "time limit for the start of a worker"
     )
     stop_timeout_seconds: float = storm_setting(
-        "supervisor.worker.shutdown.sleep.secs", SECONDS, 10.0, "time limit for a worker to drain and exit"
+        "supervisor.worker.shutdown.sleep.secs", SECONDS, 10.0, "time limit of a drain; close() has its own"
     )
 
     def _check(self) -> None:
