@@ -112,7 +112,7 @@ class Window:
             raise TopologyError("lag and late_stream need a timestamp: set timestamp to a field or function")
         if not self.by_count and self.timestamp is None and self.steps is None:
             raise TopologyError(
-                f"a window of {self.length:g} s, every {self.every:g} s, by arrival: use a multiple of every"
+                f"a window of {self.length:g} s by arrival is not a multiple of every, {self.every:g} s"
             )
 
     @property
