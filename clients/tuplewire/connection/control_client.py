@@ -154,7 +154,7 @@ class ControlClient(AbstractContextManager["ControlClient"]):
         """Yield copies of messages to tasks, without a time limit; close the generator to stop.
 
         tasks: empty: all. sample: the share of messages to copy. max_per_second, max_bytes (of a payload):
-        0: the worker's limit. The first response has no messages; it means that the tap is active.
+        0: the worker's default. The first response has no messages; it means that the tap is active.
         """
         request = pb.TapRequest(
             tasks=tasks, sample=sample, max_per_second=max_per_second, max_bytes=max_bytes
@@ -252,7 +252,7 @@ class ControlClient(AbstractContextManager["ControlClient"]):
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
 
-        Raises UnreachableError if it is not ready after `timeout` seconds, and DrainingError if it stops.
+        Raises UnreachableError if it is not ready in `timeout` seconds, or fails; DrainingError if it drains.
         """
         deadline, reason = time.monotonic() + timeout, ""
         request, ready = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.SERVING

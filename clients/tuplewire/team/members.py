@@ -83,7 +83,7 @@ class TeamConnection:
         self._receiver = self._subscription._receiver
         try:
             self._lost_baseline, self._polled = math.inf, False
-            """The number of messages that were possibly lost at the first poll; False during a poll."""
+            """The number of messages that were possibly lost at the last poll; False during a poll."""
             self.begin(0, "Team()", timeout)
             messaging_thread().start(self._poll([]), self._on_polled)
             next_join = 0.0

@@ -79,7 +79,7 @@ def enable(
         flush_at_exit: True if the process waits at its end until its spans are sent.
 
     Raises:
-        ConfigError: The extra `otel` is not installed, or sample is not a number from 0 to 1.
+        ConfigError: The extra `otel` is not installed, or sample_ratio is not a number from 0 to 1.
     """
     ratio = TracingSettings(trace_sample_ratio=sample_ratio).trace_sample_ratio
     try:
