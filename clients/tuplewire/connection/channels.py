@@ -196,4 +196,4 @@ def _fetch_certificate(address: str, context: ssl.SSLContext, timeout: float) ->
     except (OSError, ValueError) as error:  # ValueError: the host is not a valid name
         hint = NO_WORKER_HINT if isinstance(error, ConnectionRefusedError) else ""
         hint = TRUST_HINT if isinstance(error, ssl.SSLCertVerificationError) else hint
-        raise UnreachableError(f"{address}: no TLS connection: {error or 'no answer'}{hint}") from error
+        raise UnreachableError(f"{address}: no TLS connection: {error}{hint}") from error
