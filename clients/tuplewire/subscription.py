@@ -221,6 +221,7 @@ class Subscription(BaseSubscription, Closeable, Iterator[TaskMessageBatch]):
         SupersededError: Another consumer has subscribed to one of the tasks.
         UnknownTaskError: A task is not in the assignment.
         TaskNotLocalError: With follow=False, the worker does not own a task.
+        RefusedError: A worker refused the subscription for another reason, such as a missing permission.
         ClosedError: The subscription is closed.
     """
 
@@ -250,7 +251,7 @@ class Subscription(BaseSubscription, Closeable, Iterator[TaskMessageBatch]):
 
         Raises:
             UnreachableError: The worker was unreachable during the whole time of `quiet` or `seconds`.
-            SupersededError, UnknownTaskError, TaskNotLocalError, ClosedError: See Subscription.
+            RefusedError and its subclasses, ClosedError: See Subscription.
         """
         limit = IterationLimit(count, quiet, seconds)
         while limit.remaining > 0 and (arrived := self._take(limit.max_wait())) is not None:

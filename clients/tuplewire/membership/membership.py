@@ -65,7 +65,7 @@ class Membership:
     place; the older one stops. The end of the block leaves the assignment unchanged.
 
     Raises:
-        ConfigError: An argument is invalid.
+        ConfigError, InvalidTaskError: An argument, or a task id, is invalid.
         UnreachableError: On entering the block: there are fewer than `min_workers` workers at the timeout.
     """
 

@@ -75,7 +75,7 @@ class Team(Closeable):
         Raises:
             TeamTimeoutError: Some members have not joined; the error of rank 0 names them.
             TeamChangedError: Another process has joined with this rank.
-            ConfigError: There is no such rank, or a task is named twice.
+            ConfigError, InvalidTaskError: There is no such rank, or a task is named twice or invalid.
         """
         super().__init__()
         self.tasks = tuple(tasks)

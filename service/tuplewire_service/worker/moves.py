@@ -144,9 +144,7 @@ class Moves:
     successors: Successors
     get_connection: Callable[[Peer], SendingEnd | None]
     matches_assignment: Callable[[int], bool]
-    """Returns False while a task leaves its local queue, or was opened early; new messages follow through it
-    without waiting.
-    """
+    """Returns False while a task leaves its local queue, or was opened early: messages follow through it."""
     clock: Callable[[], float] = time.monotonic
     by_task: dict[int, Move] = field(default_factory=dict)
 

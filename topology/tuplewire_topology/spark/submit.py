@@ -63,6 +63,7 @@ def submit_topology(
         ConfigError: Spark has too few slots for the PySpark tasks, or a setting is wrong.
         TopologyError: A schema or the rows do not match the topology.
         UnsupportedSparkVersionError: The session uses Spark Connect before 4.0.
+        UnreachableError, LaunchError: A worker for this program does not answer, or cannot be started.
     """
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)
