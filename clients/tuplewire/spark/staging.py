@@ -217,7 +217,7 @@ class AttemptStager(SinkWorkers):
                 break
             if warnings.count_event(peer.worker_id):
                 fields = {"sink": self._sink, "epoch": self._epoch, "worker": peer.worker_id}
-                reason = f"no space to stage: the tasks' queues are full. {FREE_CORE_HINT}"
+                reason = f"no space to stage more messages. {FREE_CORE_HINT}"
                 logger.warning("sink.waiting", extra={**fields, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
         piece.staged.messages += sum(map(len, piece.groups))
