@@ -178,7 +178,7 @@ class LossRow(Row):
     worker: Annotated[str, Column("worker")]
     kind: Annotated[str, Column("kind")]
     reason: Annotated[str, Column("reason")]
-    rate: Annotated[float | None, Column("messages/s", format_number)]
+    rate: Annotated[float | None, Column("per second", format_number)]
     count: Annotated[int, Column("total", format_number)]
 
 
