@@ -83,7 +83,7 @@ class Departures(dict[int, pb.Departure]):
         return added
 
     @property
-    def cleanly_departed(self) -> frozenset[int]:
+    def without_messages_in_flight(self) -> frozenset[int]:
         """The incarnations of workers that had no messages in flight when they shut down."""
         return frozenset(each.incarnation for each in self.values() if not each.in_flight_messages)
 

@@ -163,7 +163,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._moves.mark_lost(lost)
         kept = (previous_owners | successors).union(each.peer for each in self.table.other_owners) - lost
         self.connections.refresh(needed, kept, lost)
-        self.connections.release_departed(self.departures.cleanly_departed)
+        self.connections.release_departed(self.departures.without_messages_in_flight)
         # Reroute messages that departed workers had not accepted, after those that they had forwarded.
         self._transfer.send_all()  # before the connections are replaced
         ended = self.connections.find_ended_peers(self.departures, self._moves.previous_owners())
