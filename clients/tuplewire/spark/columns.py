@@ -16,8 +16,8 @@ from tuplewire.values.arrow import (
     KEY,
     build_record_batch,
     encode_columns,
-    has_nameless_header,
     key_and_headers,
+    nameless_header_mask,
     repeat_column,
 )
 from tuplewire.values.headers import TOMBSTONE
@@ -78,7 +78,7 @@ def encode_rows(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Arr
     if key is None and headers is None:
         return pa.RecordBatch.from_pydict({"message": message}), {}
     bad_masks: dict[str, pa.Array] = {}
-    if headers is not None and pc.any(nameless := has_nameless_header(headers)).as_py():
+    if headers is not None and pc.any(nameless := nameless_header_mask(headers)).as_py():
         bad_masks["a header has no name"] = nameless
         rows = pa.array(range(len(headers)))
         headers = headers.take(pc.if_else(nameless, pa.nulls(len(rows), rows.type), rows))

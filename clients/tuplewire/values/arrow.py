@@ -207,7 +207,7 @@ def _encode_keys(keys: pa.Array) -> pa.Array:
     return pc.if_else(keys.is_valid(), tagged, EMPTY)
 
 
-def has_nameless_header(headers: pa.Array) -> pa.Array:
+def nameless_header_mask(headers: pa.Array) -> pa.Array:
     """Return a boolean for each message, as a column: true if one of its headers has no name."""
     names = _split_headers(headers)[1]
     rows = pc.list_parent_indices(headers).filter(names.is_null())
