@@ -51,7 +51,7 @@ def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path(
 
 def wait_for_stop(stop: Stop) -> StopRequest:
     """Wait for the first request to stop; periodically return free memory to the system."""
-    gc.freeze()  # collections are faster without the objects from the start
+    gc.freeze()  # collections skip the objects that exist now
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
     pause, trimmed_at_cpu = _PAUSE_SECONDS, time.process_time()
     while (request := stop.wait(pause)) is None:

@@ -2,9 +2,9 @@
 
 A connected sender has a share of every task's queue. After a disconnect it has a few seconds to reconnect,
 then loses the share. Its queued messages reduce the other senders' shares until they are consumed. Its
-session is remembered longer, so that it can resume without loss. Used by send_service.py, reception.py and
-router.py. Owns sessions and shares. Call only from the event loop. Exception: InboundSession.release().
-Design: docs/design/credit.md.
+session is remembered longer, so that it can resume without loss. Used by send_service.py and reception.py;
+streamed_transport.py and worker/servers.py read its state. Owns sessions and shares. Call only from the event
+loop. Exception: InboundSession.release(). Design: docs/design/credit.md.
 """
 
 from __future__ import annotations

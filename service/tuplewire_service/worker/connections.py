@@ -1,6 +1,6 @@
 """A worker's connections to other workers, updated with the assignment.
 
-Used by router.py, transfer_queue.py and moves.py. Owns open and closing connections, and the possibly lost
+Used by router.py and transfer_queue.py. Owns open and closing connections, and the possibly lost
 messages of departed peers. Call only from the event loop. Source: Storm's `refresh-connections` and
 `cached-node+port->socket`. Design: docs/design/moves.md.
 """

@@ -30,7 +30,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 _RANKED_PER_TURN = 1000
 """Tasks to rank in one turn of the loop: a fraction of a millisecond."""
 TURN_GROUPS = 100
-"""Groups to acknowledge or reject in one turn of the loop, at most: other sessions are not delayed."""
+"""Maximum number of groups settled in one turn of the loop, so that other sessions are not delayed."""
 _MAX_WATCHED_TASKS = 100_000
 """Maximum number of tasks that all readers together may wait for."""
 _MAX_LAST_SEQUENCES = 10_000

@@ -1,8 +1,8 @@
 """Control messages between the PySpark tasks of a topology and its submitter.
 
-Used by member.py and topology.py of spark/. Owns the received messages. Workers deliver messages to a
-task id of each PySpark task. Receivers ignore other runs and old generations. Thread-safe.
-Design: docs/design/topologies.md.
+Used by member.py and topology.py of spark/; clusters use the same orders without messages. Owns the received
+messages. Workers deliver messages to a task id of each PySpark task. Receivers ignore other runs and old
+generations. Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
