@@ -576,7 +576,9 @@ class SinkServicer(object):
 
         Send the pieces of an attempt one after the other. Refused are: a task without an owner (UNKNOWN_TASK), a
         piece that does not follow the previous one (SEQUENCE_GAP), an epoch before the sink's last one
-        (STALE_EPOCH), and an epoch that this worker can never store (EPOCH_TOO_LARGE).
+        (STALE_EPOCH), an epoch that this worker can never store (EPOCH_TOO_LARGE), a piece that cannot be written,
+        or that deadlocks with other epochs (RESOURCE_LIMIT), and an attempt that this worker has dropped during
+        the write (STAGED_DATA_LOST).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
