@@ -297,7 +297,7 @@ class Publisher(SinkWorkers):
                 tasks = sorted(task for each in polls.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
                 messages = sum(each.waiting_messages for each in polls.values())
                 fields = {"sink": self._sink, "epoch": self._epoch, "waiting": messages, "tasks": tasks}
-                reason = f"the tasks' queues are full; the workers continue with free space. {FREE_CORE_HINT}"
+                reason = f"tasks have no space, or no owner; the workers wait and continue. {FREE_CORE_HINT}"
                 logger.warning("sink.waiting", extra={**fields, "reason": reason})
                 return
 
