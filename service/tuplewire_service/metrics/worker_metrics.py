@@ -227,7 +227,7 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
         "predecessor_possibly_lost_messages": "Upper bound on messages that may be lost with the previous "
         "process of this worker.",
         "published_waiting_messages": "Messages published by Spark's sinks that wait for space in their "
-        "tasks' queues.",
+        "tasks' queues, or for an owner.",
         "taps": "Open taps (tuplewire tap).",
     },
     counter: {
