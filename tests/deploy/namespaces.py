@@ -81,8 +81,6 @@ class Hosts:
     ) -> None:
         self._up.close()
 
-    # --- hosts and addresses ---------------------------------------------------------------------
-
     def __getitem__(self, name: str) -> Host:
         """Return a host, for starting processes on it."""
         return Host(self.address(name), partial(entered, self._inside(name)), ("--allow-plaintext=true",))
@@ -113,8 +111,6 @@ class Hosts:
         self._in(hub, f"link add {port} type veth peer name uplink netns {inside}")
         self._in(hub, f"link set {port} master bridge", f"link set {port} up")
         self._in(inside, f"address add {self.address(name)}/24 dev uplink", "link set uplink up")
-
-    # --- faults ----------------------------------------------------------------------------------
 
     @contextmanager
     def cut(self, name: str) -> Iterator[None]:

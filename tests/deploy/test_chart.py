@@ -302,9 +302,6 @@ def test_the_policy_lets_in_whom_values_name() -> None:
     assert [rule["ports"][0]["port"] for rule in rules if named in rule["from"]] == [6700]
 
 
-# --- generated from the chart ------------------------------------------------------------------------------
-
-
 def test_the_manifests_are_current() -> None:
     """deploy/manifests.yaml, for clusters without Helm, is the chart rendered with its defaults."""
     done = helm("template", "tuplewire", CHART)

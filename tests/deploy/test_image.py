@@ -243,9 +243,6 @@ def test_any_user_will_do(bundle: Path, tmp_path: Path) -> None:
         assert started.stop() == 0
 
 
-# --- as the template's sidecar ----------------------------------------------------------------------------
-
-
 def _volumes(pod: Manifest, folder: Path) -> dict[str, Path]:
     """Create the worker's mounts; as in Kubernetes, secrets belong to root and the pod's group."""
     pod_group = pod["spec"]["securityContext"]["fsGroup"]

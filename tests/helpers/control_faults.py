@@ -99,8 +99,6 @@ class ControlFaults:
         """Return the number of control messages with this outcome while the faults were on."""
         return sum(number for (_, each), number in self.counts.items() if each is fate)
 
-    # --- on the loop -----------------------------------------------------------------------------
-
     async def _start(self) -> None:
         self._server = server = grpc.aio.server(options=server_options(self._settings))
         methods: dict[str, Any] = {

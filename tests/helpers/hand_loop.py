@@ -71,8 +71,6 @@ class HandLoop(asyncio.BaseEventLoop):
         self._begun.append(task)
         return task
 
-    # --- for the test ------------------------------------------------------------------------------
-
     def inside(self, function: Callable[[], _Result], process: str = "") -> _Result:
         """Call a function on the loop, as a part of a process, and settle."""
 

@@ -108,9 +108,6 @@ def _run(
         pipe.send((None, result, time.monotonic()))
 
 
-# --- calls -----------------------------------------------------------------------------------------------
-
-
 def play(team: Team, scripts: Sequence[Script]) -> Any:
     """Make the calls of a script, or `sleep`, `kill` this process, or `fail`; return the last result."""
     others: dict[str, Callable[..., Any]] = {"sleep": time.sleep, "kill": _kill, "fail": _fail}

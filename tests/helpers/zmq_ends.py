@@ -51,9 +51,6 @@ def works(context: IContext, port: int, recorder: Recorder) -> None:
     client.close()
 
 
-# --- processes ---------------------------------------------------------------------------------------
-
-
 def server(pipe: Connection, mode: str = "distributed", directory: str | None = None) -> None:
     """Run a process with a server; it answers `port`, and the `payloads` that task 1 has received."""
     tempfile.tempdir = directory
@@ -75,9 +72,6 @@ def sender(pipe: Connection, port: int) -> None:
 
     threads.start(send)
     serve(pipe, {}, threads.errors)
-
-
-# --- sockets -----------------------------------------------------------------------------------------
 
 
 class Stranger:

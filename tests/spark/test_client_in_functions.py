@@ -108,8 +108,6 @@ def test_sending_after_the_block_fails_the_task(spark: SparkSession, handle: Cli
         numbers_frame(spark, 10).mapInArrow(send, "id bigint").collect()
 
 
-# --- missing flushes --------------------------------------------------------------------------
-
 FORGOTTEN = r"UnflushedMessagesError: Spark's task attempt \d+ has sent messages and ended without leaving"
 
 

@@ -29,9 +29,6 @@ def quiet() -> Progress:
     return Progress(io.StringIO())
 
 
-# --- flights ----------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_flights_of_2013(spark: SparkSession, flights_workers: list[str], quiet: Progress) -> None:
@@ -184,9 +181,6 @@ def test_differences_are_named(spark: SparkSession) -> None:
         "D: n is None, Spark has 1",
     ]
     assert flights.differences(ours.collect() * 2, ours.collect()) == ["the number of rows is 6, Spark has 3"]
-
-
-# --- the command ------------------------------------------------------------------------------
 
 
 @pytest.mark.long

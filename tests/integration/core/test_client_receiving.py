@@ -120,9 +120,6 @@ def test_dropped_subscription_frees_its_task(pair: Pair) -> None:
         assert numbers(collect(client.recv([task], timeout=10), 3)) == [0, 1, 2]
 
 
-# --- tasks of other workers ----------------------------------------------------------------------------
-
-
 MOVING = 1
 _SECONDS = 60.0
 

@@ -127,9 +127,6 @@ def test_cycle_without_room_gets_an_error_and_goes_on(pair: Pair) -> None:
         assert near.finished
 
 
-# --- one of 32 tasks has no consumer, on one connection through two workers ---------------------------------
-
-
 RUNNING = 31
 MESSAGES = 20_000
 """Number of messages for each running task: forty times the capacity of its queue."""

@@ -154,9 +154,6 @@ def test_a_drain_ends_within_its_deadline(
         assert ledger.accepted == sum(ledger.dropped.values()) == peers
 
 
-# --- drains while a task moves, or while a peer drains -------------------------------------------------
-
-
 def begin_drain(worker: Endpoint) -> None:
     """Start to drain a worker, and wait until it reports that."""
     os.kill(worker.process_id, signal.SIGTERM)

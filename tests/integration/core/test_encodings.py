@@ -133,9 +133,6 @@ def test_a_full_disk_is_told_in_a_line(words: list[str], address: str) -> None:
         assert ended.stderr == f"tuplewire {words[0]}: No space left on device\n"
 
 
-# --- closed standard streams, as from cron or a daemon -------------------------------------------------
-
-
 COMMAND = f"{shlex.quote(sys.executable)} -m tuplewire"
 ALL_CLOSED = "<&- >&- 2>&-"
 

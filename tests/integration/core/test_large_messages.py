@@ -109,9 +109,6 @@ def test_a_worker_with_smaller_limits_than_its_consumer(tmp_path: Path) -> None:
             next(too_many)
 
 
-# --- acknowledgements, and long lists of refusals ------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def one_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Run a worker with task 0."""

@@ -98,9 +98,6 @@ async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> No
             assert metric(worker, CONNECTED) == metric(worker, RESUMABLE) == 0
 
 
-# --- the local transport -------------------------------------------------------------------------------
-
-
 SENDERS = 50
 
 

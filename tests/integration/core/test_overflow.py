@@ -95,9 +95,6 @@ def test_what_the_worker_may_have_is_waited_for(pair: Pair) -> None:
         assert producer.ledger().dropped["overflow"] == 0
 
 
-# --- messages sent one at a time -----------------------------------------------------------------------
-
-
 MIB = 1 << 20
 LARGE = bytes(10_000)
 """Larger than a message that is submitted without being counted first."""

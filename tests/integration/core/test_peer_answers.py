@@ -157,9 +157,6 @@ def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path
                 assert numbers(collect(consumer.recv([1], timeout=10), 20)) == list(range(20))
 
 
-# --- small frames --------------------------------------------------------------------------------------
-
-
 class Receiver:
     """Receives frames, and acknowledges them when a test requests it."""
 

@@ -242,9 +242,6 @@ def test_a_mark_survives_rejections_and_the_dead_letter(letter_pair: Pair, *, re
             assert next(subscription).groups[0].redelivered
 
 
-# --- more rejected messages than the queues have space for ---------------------------------------------
-
-
 ROOM = 20
 WINDOW = 64
 """The number of messages to a task that a sender may have outstanding, even with a small queue."""

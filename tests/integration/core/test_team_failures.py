@@ -201,9 +201,6 @@ def test_a_killed_and_replaced_rank_changes_the_team(pair: Pair) -> None:
         assert isinstance(ranks[0].error(20), TeamChangedError)
 
 
-# --- workers that are killed -----------------------------------------------------------------------------
-
-
 def restarted_worker(directory: Path, ack_mode: str) -> list[BaseException | None]:
     """Kill one of two workers during sums, and start it again; return the error of each rank."""
     port, found = free_port(), list[BaseException | None]()

@@ -35,9 +35,6 @@ FLAGS = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
 """The flags of the two workers of `pair`."""
 
 
-# --- backpressure ------------------------------------------------------------------------------------
-
-
 def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
     """A task without a consumer is reported as congested by worker, peer and program until it is read."""
     task = pair.far_task()
@@ -69,9 +66,6 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
         assert re.search(rf"^{task} +{pair.far.worker_id} +{held} .* yes +no", printed, re.MULTILINE)
         assert sorted(numbers(collect(consumer.recv([task], timeout=10), sent))) == list(range(sent))
         eventually(lambda: told() == (False, False, False), 20)
-
-
-# --- broken connections --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unix", [False, True])
@@ -135,9 +129,6 @@ def test_hung_worker_is_noticed_and_goes_on(tmp_path: Path, transport: str) -> N
             os.kill(b.process_id, signal.SIGCONT)
         eventually(lambda: connected(a), 10, "connected again")
         feeder.goes_on()
-
-
-# --- failure and restart -------------------------------------------------------------------------------
 
 
 def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: Path) -> None:

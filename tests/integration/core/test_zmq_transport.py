@@ -270,9 +270,6 @@ def test_without_pyzmq_the_error_says_what_to_install() -> None:
     assert "pip install 'tuplewire[zmq]'" in ended.stderr
 
 
-# --- streams: slow readers and lost connections --------------------------------------------------------
-
-
 LAST_MESSAGES = 5
 CLOSED_TIMES = 50
 

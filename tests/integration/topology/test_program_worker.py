@@ -214,9 +214,6 @@ def test_a_drain_reports_the_tuples_that_it_loses(tmp_path: Path, make: Make) ->
         assert re.search(r"WARNING .* component=count tuples=\d{3,4}$", lines[0])
 
 
-# --- features of all workers in a topology's worker processes ------------------------------------------
-
-
 @contextmanager
 def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[DistributedTopology]:
     """Run a topology in two processes, and check that they exit with 0."""

@@ -194,9 +194,6 @@ class Gauged(Sink):
         return type(self).reads
 
 
-# --- executor metrics ----------------------------------------------------------------------------------
-
-
 class Sort(BasicBolt):
     """Emits odd and even numbers on separate streams, and fails negative numbers."""
 

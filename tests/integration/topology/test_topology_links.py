@@ -205,9 +205,6 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failures == []
 
 
-# --- acker tasks -----------------------------------------------------------------------------------------
-
-
 SHARES = (1, 2, 4, 7), (3, 5, 6, 8)
 """The tasks of the two workers; 7 and 8 are the ackers."""
 

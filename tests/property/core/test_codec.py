@@ -93,9 +93,6 @@ def field(number: int, body: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(body)) + body
 
 
-# --- encoding ---------------------------------------------------------------------------------------
-
-
 @EXAMPLES
 @given(uint64, runs(), st.sampled_from(["", "at once"]))
 def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGroup]], at_once: str) -> None:
@@ -127,9 +124,6 @@ def test_times_of_acceptance_travel(sequence: int, groups: list[list[TaskGroup]]
     assert isinstance(frame, OpaqueFrame)
     read = [group.accepted_micros for group in groups_of(frame)]
     assert read == [time or times[0] for time in times]
-
-
-# --- decoding ---------------------------------------------------------------------------------------
 
 
 @EXAMPLES
@@ -186,9 +180,6 @@ def test_lengths_in_parts_are_refused(*, packed: bool) -> None:
     assert isinstance(decoded, OpaqueFrame)
     with pytest.raises(MalformedError, match="a group to task 1"):
         groups_of(decoded)
-
-
-# --- hostile bytes ------------------------------------------------------------------------------------
 
 
 def read(data: bytes) -> None:

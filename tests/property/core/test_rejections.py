@@ -66,8 +66,6 @@ class Scene:
         self.rejections: Counter[int] = Counter()
         self.most = most
 
-    # --- the worker ------------------------------------------------------------------------------
-
     def _done(self, task: int, done: Sequence[AckedGroup]) -> None:
         for each in done:
             if not each.rejected:
@@ -111,8 +109,6 @@ class Scene:
     def probe(self) -> None:
         if self.subscription is not None:
             self.down.append(("probe", None))
-
-    # --- the consumer ----------------------------------------------------------------------------
 
     def cut(self) -> None:
         """Break the stream, and open another one."""
@@ -168,8 +164,6 @@ class Scene:
     def tell(self) -> None:
         if self.subscription is not None and (cursors := self.session.take_changed_cursors()):
             self.up.append(cursors)
-
-    # --- checks ----------------------------------------------------------------------------------
 
     def adds_up(self) -> None:
         pending = self.queues.pending_messages + len(self.shell.waiting_copies)

@@ -33,8 +33,6 @@ FAULTS = (
 class Session(SessionMachine):
     """Drives all processes, and compares them with the model."""
 
-    # --- actions ----------------------------------------------------------------------------------
-
     @rule(actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(1, 3)), min_size=1, max_size=12))
     def work(self, actions: list[tuple[str, int]]) -> None:
         """All processes act, in any order."""
@@ -52,8 +50,6 @@ class Session(SessionMachine):
     def fault(self, fault: str, limit: int) -> None:
         """A fault or a change happens."""
         getattr(self, fault)(limit)
-
-    # --- invariants ---------------------------------------------------------------------------------
 
     steps: ClassVar[int] = 0
     """The number of steps taken by all machines of this process."""

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from tuplewire.errors import TeamMismatchError
 from tuplewire.team.protocol import WINDOW, CallMatcher, Kind, Message, TeamFormation, unpack
 
-# --- forming ---------------------------------------------------------------------------------------------
-
 
 class Network:
     """Members that form a team, and their messages, which may be lost, copied and delivered in any order."""
@@ -106,8 +104,6 @@ def test_a_team_forms_from_living_members_only(size: int, actions: list[tuple[st
     assert {each.team for each in network.members} == {network.members[0].team}
     assert all(each.started and each.ids == network.own_ids for each in network.members)
 
-
-# --- matching --------------------------------------------------------------------------------------------
 
 PIECE = 8
 VALUES = st.binary(max_size=4 * PIECE)

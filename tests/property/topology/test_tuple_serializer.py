@@ -133,9 +133,6 @@ def test_every_task_has_its_own_origin(task: int) -> None:
     assert (received.source_component, received.source_task, received.source_stream) == ("many", task, "ä:b")
 
 
-# --- hostile bytes ----------------------------------------------------------------------------
-
-
 def outcome(payload: bytes) -> Tuple | None:
     """Read bytes as a tuple with a repr(), or return None if they are malformed. Allow no other error."""
     try:

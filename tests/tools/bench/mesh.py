@@ -63,9 +63,6 @@ def mesh(count: int, tasks: int, *flags: str) -> Iterator[Mesh]:
         yield Mesh(workers, count, tasks)
 
 
-# --- idle workers -----------------------------------------------------------------------------
-
-
 def start_seconds() -> float:
     """Return a worker's time from the start of its process to its addresses; the median."""
     found = []
@@ -97,9 +94,6 @@ def at_rest(count: int, tasks: int, seconds: float) -> str:
 
 def _resident_bytes(process_id: int) -> int:
     return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-# --- more workers, more cores -----------------------------------------------------------------
 
 
 def _send(address: str, lists: int) -> None:

@@ -192,8 +192,6 @@ def milliseconds(trials: Sequence[Trial], percent: float) -> list[float]:
     return [max(times)] if percent == MAXIMUM else times
 
 
-# --- offered load: from idle to saturation, single messages compared with fixed batches ------------------
-
 OFFERED = "offered"
 
 _RATES = (1_000, 10_000, 50_000, 100_000, 200_000, 1_000_000)

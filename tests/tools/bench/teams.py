@@ -128,7 +128,6 @@ def _lines(links: Links, rows: dict[str, _Row], size: int, session: Agent | None
                 yield compared(name, f"{row.title}, p50", unit, pairs, title, target=target)
 
 
-# --- the processes: a rank of a team, and a rank of bare gRPC --------------------------------
 # Each makes `rounds` calls of a kind, and returns the nanoseconds of each.
 
 

@@ -80,8 +80,6 @@ class Campaign(ABC):
         """Set when the actions must end."""
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    # --- the parts of a campaign -------------------------------------------------------------------
-
     @abstractmethod
     def plan(self) -> Iterator[Action]:
         """Return the actions in order; they depend only on the seed."""
@@ -109,8 +107,6 @@ class Campaign(ABC):
     @abstractmethod
     def report(self) -> Iterator[str]:
         """Return the lines of the report, without the faults."""
-
-    # --- the run -----------------------------------------------------------------------------------
 
     @property
     def ok(self) -> bool:

@@ -61,8 +61,6 @@ class Cluster:
         """The workers that may hold messages of a task, according to the journal."""
         self._publishing = threading.RLock()
 
-    # --- processes -----------------------------------------------------------------------------------
-
     def add(self, *names: str) -> None:
         """Start new workers."""
         for name in names:
@@ -121,8 +119,6 @@ class Cluster:
         """Wait until every worker has its assignment and its connections."""
         for worker in self.workers.values():
             worker.wait_ready()
-
-    # --- tasks ---------------------------------------------------------------------------------------
 
     def file(self, name: str) -> Path:
         """Return the file with the assignment of a worker."""
@@ -188,8 +184,6 @@ class Cluster:
     def await_settled(self) -> None:
         """Wait until no task is moving; AssertionError after a minute."""
         eventually(self.settled, _SETTLED_SECONDS, f"version {self.version} is current at every worker")
-
-    # --- checks --------------------------------------------------------------------------------------
 
     def statuses(self) -> dict[str, control_pb2.GetStatusResponse | None]:
         """Return the status of each worker, None for a worker that does not answer."""

@@ -69,8 +69,6 @@ class Chaos(Campaign):
     def plan(self) -> Iterator[Action]:
         return schedule(self.seed, self.seconds, self.every, self.weights, self.targets.draw)
 
-    # --- programs ------------------------------------------------------------------------------------
-
     def launch(self, stack: ExitStack, name: str, config: Mapping[str, Any], host: Host = THIS_HOST) -> None:
         """Start a sender or receiver of campaigns.chaos.ends."""
         given = {"seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
@@ -95,8 +93,6 @@ class Chaos(Campaign):
             if program.ended:
                 self.faults.append(f"{name} has exited during the run; see its log")
         return ""
-
-    # --- faults --------------------------------------------------------------------------------------
 
     def act(self, action: Action) -> None:
         """Inject a fault into a connection, or stop a program temporarily."""
@@ -124,8 +120,6 @@ class Chaos(Campaign):
         process.signal(signal.SIGSTOP)
         self.stop.wait(seconds)
         process.signal(signal.SIGCONT)
-
-    # --- the verdict ---------------------------------------------------------------------------------
 
     def judge(self, killed: Collection[Path] = ()) -> None:
         """Merge the journals, and add every broken guarantee to the faults; killed: see history_of."""

@@ -46,9 +46,6 @@ def misuse(rng: random.Random) -> Conversation:
             return _controlling(rng)
 
 
-# --- valid requests ----------------------------------------------------------------------------------
-
-
 def _hello(rng: random.Random, sender_id: str = "") -> pb.SendRequest:
     written = hello(
         sender_id=sender_id or f"fuzz-{rng.randrange(IDS)}",
@@ -107,9 +104,6 @@ def _receiving(rng: random.Random) -> list[Message]:
     if rng.random() < 0.3:
         requests.append(pb.RecvRequest(goodbye=pb.Goodbye()))
     return requests
-
-
-# --- corrupted requests ---------------------------------------------------------------------------------
 
 
 def _spoilt(rng: random.Random, method: str, requests: list[Message], kind: type[Message]) -> Conversation:

@@ -50,9 +50,6 @@ def _tell(told: Told) -> None:
     os.write(sys.stdout.fileno(), json.dumps(asdict(told)).encode() + b"\n")
 
 
-# --- clients in threads ----------------------------------------------------------------------------------
-
-
 def _live_clients(lives: queue.SimpleQueue[Life]) -> None:
     while True:
         try:
@@ -98,9 +95,6 @@ def _end_client(client: Client, life: Life, told: Told) -> None:
         told.dropped = True
 
 
-# --- the errands of programs -------------------------------------------------------------------------------
-
-
 def _errand(client: Client, life: Life, told: Told) -> None:
     if life.errand is Errand.SEND:
         told.sent = dict.fromkeys(life.tasks, life.messages)
@@ -144,9 +138,6 @@ def _be_refused(client: Client, life: Life) -> None:
     except expected:
         return
     raise AssertionError(f"not refused: {life.errand}")
-
-
-# --- forks, and the process itself ------------------------------------------------------------------
 
 
 def _fork(life: Life) -> bool:
