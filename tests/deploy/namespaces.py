@@ -86,7 +86,6 @@ class Hosts:
         return Host(self.address(name), partial(entered, self._inside(name)), ("--allow-plaintext=true",))
 
     def address(self, name: str) -> str:
-        """Return a host's IP address."""
         return f"10.77.0.{self._numbers[name]}"
 
     def _inside(self, name: str) -> str:

@@ -42,7 +42,6 @@ class Apart:
     controls: dict[Endpoint, ControlClient] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Close the clients."""
         for each in self.controls.values():
             each.close()
 

@@ -50,11 +50,9 @@ class NoLink(Link):
 
     @property
     def pending_messages(self) -> int:
-        """No messages."""
         return 0
 
     def lost_messages(self) -> int:
-        """Return 0."""
         return 0
 
     def abort(self) -> None:

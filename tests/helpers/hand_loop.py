@@ -66,7 +66,6 @@ class HandLoop(asyncio.BaseEventLoop):
         return result
 
     def begin(self, coroutine: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """Start a coroutine."""
         task = self.create_task(coroutine)
         self._begun.append(task)
         return task

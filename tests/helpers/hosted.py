@@ -24,7 +24,6 @@ class Hosted(EmbeddedWorker):
         self.worker = self._worker
 
     def status(self) -> GetStatusResponse:
-        """Return the worker's status."""
         return self._loop.call(self.worker.status)
 
     def abort(self) -> None:

@@ -21,7 +21,6 @@ class Program:
 
     @property
     def process_id(self) -> int:
-        """The process's id."""
         assert self._process.pid is not None
         return self._process.pid
 

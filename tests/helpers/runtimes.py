@@ -42,7 +42,6 @@ class Notes:
         self.folder = folder
 
     def add(self, subject: str, line: object) -> None:
-        """Add a line."""
         with (self.folder / subject).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
@@ -265,7 +264,6 @@ class Contract:
 
     @pytest.fixture
     def notes(self, tmp_path: Path) -> Notes:
-        """Return the notes of the test."""
         return Notes(tmp_path)
 
 

@@ -109,7 +109,6 @@ class Sending:
 
     @property
     def acknowledged(self) -> int:
-        """The number of acknowledged messages."""
         return self.session.ledger().acknowledged
 
     @property

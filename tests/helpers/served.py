@@ -36,11 +36,9 @@ class JsonHandler(BaseHTTPRequestHandler):
     """Reads and answers JSON without a log. Subclasses name BaseHTTPRequestHandler, too, for the linter."""
 
     def body(self) -> bytes:
-        """Read the body of the request."""
         return self.rfile.read(int(self.headers["Content-Length"]))
 
     def answer(self, status: HTTPStatus, body: Any) -> None:
-        """Send the response."""
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

@@ -47,7 +47,6 @@ class Rank:
         return result
 
     def error(self, timeout: float = _OUTCOME_SECONDS) -> BaseException:
-        """Return the error of the calls."""
         try:
             result = self.outcome(timeout)
         except Exception as error:  # noqa: BLE001 - the test checks it
@@ -55,7 +54,6 @@ class Rank:
         raise AssertionError(f"no error, but {result!r:.200}")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 

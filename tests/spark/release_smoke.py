@@ -71,7 +71,6 @@ class Smoke:
         self.failed: list[str] = []
 
     def run(self) -> None:
-        """Run all checks."""
         functions = [self.functions, self.forgotten_flush, self.foreach_batch, self.team, self.topology]
         if find_spec("pyspark.sql.datasource") is None:  # before 4.0
             self.tell(functions, [self.no_format])
@@ -162,7 +161,6 @@ class Smoke:
         return f"{COUNT} rows, and a failure"
 
     def run_pass(self, bolt: Pass) -> TopologyResult:
-        """Run rows through a bolt."""
         builder = TopologyBuilder()
         builder.set_spout("numbers", Rows("number", "at"), 2)
         builder.set_bolt("pass", bolt, 2).shuffle_grouping("numbers")
@@ -284,7 +282,6 @@ class Smoke:
         )
 
     def save(self, frame: DataFrame, more: dict[str, str]) -> None:
-        """Write a batch."""
         frame.write.format("tuplewire").mode("append").options(**self.options(**more)).save()
 
     def load(self, reader: Any, tasks: str = "1-4", **more: str) -> DataFrame:

@@ -30,13 +30,11 @@ class Target:
 
     @property
     def address(self) -> str:
-        """The address on which the target listens."""
         if self._listener.family == socket.AF_UNIX:
             return f"unix://{self._listener.getsockname()}"
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def accept(self) -> socket.socket:
-        """Return the next connection."""
         connection, _ = self._listener.accept()
         connection.settimeout(_DEADLINE_SECONDS)
         return connection

@@ -182,7 +182,6 @@ class Receiver:
         self.end()
 
     def end(self) -> None:
-        """End the stream."""
         self._responses.put(None)
 
     def acknowledge(self) -> None:

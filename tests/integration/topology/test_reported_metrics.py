@@ -189,7 +189,6 @@ class Gauged(Sink):
         context.register_gauge("reads", self.read)
 
     def read(self) -> float:
-        """Return the number of reads."""
         type(self).reads += 1
         return type(self).reads
 

@@ -355,7 +355,6 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def counted(self) -> None:
-        """Every step is counted."""
         Cluster.steps += 1
 
     @invariant()

@@ -132,7 +132,6 @@ class Cluster:
             assert not lacking, f"{sorted(lacking)} wait for others; {there}"
 
     def step(self, kind: str, which: int, much: int) -> None:
-        """Run one step."""
         at = which % len(WORKERS)
         if kind == "deliver":
             self.network.deliver(which, much)

@@ -184,7 +184,6 @@ class Scene:
         return *counts, *on_the_way, *done, sum(self.sender.messages.values())
 
     def read_letters(self) -> None:
-        """Consume all dead letters."""
         reader = subscribe(self.consumers, "reader", [cursor_of(DEAD, 0, 0, 100, MIB)])
         for delivery in reader.take(MIB):
             last = delivery.first_sequence + len(delivery.group) - 1

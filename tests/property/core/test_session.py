@@ -56,7 +56,6 @@ class Session(SessionMachine):
 
     @invariant()
     def counted(self) -> None:
-        """Every step is counted."""
         Session.steps += 1
 
     @invariant()

@@ -58,18 +58,15 @@ class Sinks(RuleBasedStateMachine):
         self.seen: list[tuple[int, int]] = []
 
     def name(self) -> int:
-        """Return an unused number."""
         self.names += 1
         return self.names
 
     @rule(task=st.integers(0, TASKS - 1), data=st.data())
     def move(self, task: int, data: st.DataObject) -> None:
-        """Move a task."""
         self.owner[task] = data.draw(st.sampled_from(sorted(self.workers)))
 
     @rule()
     def come(self) -> None:
-        """Start a worker."""
         if len(self.workers) < 4:
             self.workers[self.name()] = Worker()
 
@@ -139,7 +136,6 @@ class Sinks(RuleBasedStateMachine):
             self.run.earlier |= each.publications.register_run(SINK, self.epoch, self.run.name)
 
     def publish_at(self, at: int, run: Run) -> None:
-        """Publish at one worker."""
         worker = self.workers[at]
         name = run.staged[at]
         if worker.publications.has_chosen(SINK, self.epoch, name.attempt_id):

@@ -59,7 +59,6 @@ class Sink(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, PARTITIONS - 1))
     def start(self, partition: int) -> None:
-        """Start an attempt."""
         self.names += 1
         self.under_way[f"a{self.names}"] = (partition, 0)
 

@@ -41,7 +41,6 @@ class Network:
             self.send(rank, [(0, join)] if rank else [])
 
     def send(self, rank: int, messages: list[tuple[int, Message]]) -> None:
-        """Put messages into the network."""
         for to, message in messages:
             if message.kind == Kind.JOIN:
                 self.ready.add((self.own_ids[rank], message.team))

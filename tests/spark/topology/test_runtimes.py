@@ -30,7 +30,6 @@ class OnSpark(Running):
 
     @property
     def result(self) -> TopologyResult:
-        """The result of the topology."""
         return self.running.result(SECONDS)
 
     def finish(self) -> list[tuple[int, int]]:

@@ -188,7 +188,6 @@ class _Stream:
         return {"pending": self._written - self._acknowledged}
 
     async def close(self) -> None:
-        """Close the stream and the channel."""
         await self._call.done_writing()
         await self._reader
         await self._channel.close()

@@ -60,11 +60,9 @@ class DropSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return its name for .format()."""
         return "drop"
 
     def writer(self, schema: StructType, overwrite: bool) -> DropWriter:  # noqa: ARG002, FBT001 - Spark's
-        """Return the writer."""
         return DropWriter()
 
 

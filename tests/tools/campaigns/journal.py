@@ -36,7 +36,6 @@ class Journal:
             self._file.write(json.dumps([time.monotonic_ns(), event, facts]).encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

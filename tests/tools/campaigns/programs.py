@@ -66,11 +66,9 @@ class Program:
         self._must_end = False
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill the process."""
         self._must_end = True
         self._process.kill()
         self.end(_KILLED_SECONDS)

@@ -202,7 +202,6 @@ class StubSession:
         self.at_frame_limit = False
 
     def waiting_tasks(self) -> set[int]:
-        """Return the tasks with unwritten messages."""
         return {1, 2, 3}
 
 

@@ -45,7 +45,6 @@ class ToyStream(MessageStream):
         return data if kind == DATA else None
 
     def close(self) -> None:
-        """Close the connection."""
         self._writer.close()
 
 

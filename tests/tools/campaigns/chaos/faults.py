@@ -77,7 +77,6 @@ class Targets:
         return Action(at, kind, target)
 
     def _of(self, kind: Kind) -> Sequence[str | int]:
-        """Return the targets of a kind."""
         if kind is Kind.MOVE:
             return self.tasks
         for word, targets in (

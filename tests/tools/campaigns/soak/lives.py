@@ -67,7 +67,6 @@ class Household:
 
     @property
     def lives(self) -> tuple[Life, ...]:
-        """All programs of the household."""
         return (*self.clients, *self.forks, self.itself)
 
 
