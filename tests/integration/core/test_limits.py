@@ -195,12 +195,13 @@ def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
 def test_calls_without_a_request_end(tmp_path: Path) -> None:
     """Streams and unary calls without a request end after a timeout, in Messaging, Control and Health."""
     with _worker(tmp_path, limits={"HANDSHAKE_SECONDS": 0.5}) as workers:
-        address = workers.endpoints[0].address
+        endpoint = workers.endpoints[0]
         for method in (SEND, RECV, STATUS, "/grpc.health.v1.Health/Check"):
-            with _silent_call(address, method) as call:
+            with _silent_call(endpoint.address, method) as call:
                 answer = _end(call)
             assert (answer.status, answer.error) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED"), method
             assert "within 0.5 s" in answer.details
+        assert _silent(endpoint) == 0
 
 
 def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:

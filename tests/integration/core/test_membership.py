@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from helpers.logged import logged
 from helpers.program import Program, Threads
 from helpers.secured import Authority, files_of, tls_flags
 from helpers.streams import Load, Produced, Sequences, Stream, producer
@@ -312,20 +313,25 @@ def test_workers_that_are_not_there(site: Site) -> None:
     assert membership.status().ended == "it was closed"
 
 
-def test_where_the_workers_are_may_be_unknown_for_a_while(site: Site) -> None:
-    """A failed look-up of the workers' addresses changes nothing."""
+def test_where_the_workers_are_may_be_unknown_for_a_while(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any exception of the look-up of the workers' addresses changes nothing, and is logged once."""
     site.start("a")
-    answers = [True]
+    fails, failures = threading.Event(), list[int]()
 
     def look_up() -> dict[str, str]:
-        if not answers:
-            raise OSError("no such name")
+        if fails.is_set():
+            failures.append(1)
+            raise LookupError("no such name")
         return site.wanted
 
     with Membership(look_up, TASKS, topology=TOPOLOGY, poll_seconds=0.1) as membership:
-        answers.clear()
-        eventually(lambda: membership._problem, 20, "noticed")
+        fails.set()
+        eventually(lambda: len(failures) >= 3, 20, "noticed")
         assert membership.status().joined_count == 1
+        (entry,) = logged(caplog, "membership.discovery_failed")
+        assert entry["reason"] == "LookupError('no such name')"
         with pytest.raises(UnreachableError, match="no such name"):
             membership.wait(2, 0.2)
 

@@ -113,15 +113,6 @@ def test_programs_show_a_token(shown: str | None, expected: str) -> None:
     guard(tokens=[TOKEN]).admit(SHOWN)
 
 
-def test_listed_programs_only() -> None:
-    """If client names are listed, other certificates are denied; Unix sockets are admitted."""
-    guarded = guard(client_names=["*.jobs.example"])
-    with pytest.raises(PermissionDeniedError, match="tls_client_names"):
-        guarded.admit(PROGRAM)
-    assert reason(guarded) == "wrong_name"
-    guarded.admit(UNIX)
-
-
 @pytest.mark.parametrize(
     ("method", "needs"),
     [
@@ -219,14 +210,6 @@ def test_reading_ends_once_no_rule_allows_it(reads: Callable[[Access, str, list[
         guarded.refresh()
     assert [type(each) for each in ended] == [PermissionDeniedError]
     assert [group.task for group, _ in sender.denied_groups([TaskGroup.of(1, [b"a"])])] == [1]
-
-
-def test_a_consumer_of_another_topology_is_refused() -> None:
-    """A rule for another topology does not permit consuming the tasks in this topology."""
-    granted = PermissionRule(topologies=("other",), receive=TaskRanges.parse("*"))
-    guarded = guard(tls=False, rules=[granted])
-    with pytest.raises(PermissionDeniedError, match="topology"):
-        guarded.admit(UNIX).check_receive("t", [])
 
 
 def test_worker_ends_once_its_name_is_no_workers() -> None:

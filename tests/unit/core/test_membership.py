@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
-from helpers import eventually
-from helpers.logged import logged
 from helpers.members import TOPOLOGY, World
 
 from tuplewire.errors import ProtocolError
-from tuplewire.membership import Membership
 from tuplewire.membership.member_status import Phase
 from tuplewire.membership.registry import Registry
 from tuplewire.wire import control_pb2
@@ -286,19 +281,3 @@ def test_status_as_text() -> None:
         "  10.0.0.1:6700  joined  12 tasks  w1  executor 1  1.0",
         "  10.0.0.2:6700  absent  0 tasks  executor 2  no route",
     ]
-
-
-def test_any_error_of_the_discovery_is_passing(caplog: pytest.LogCaptureFixture) -> None:
-    """A membership continues after any exception of the program's function, and logs it once."""
-    calls: list[int] = []
-
-    def discover() -> list[str]:
-        calls.append(1)
-        raise LookupError("the API of the cluster does not answer")
-
-    polled = Membership(discover, TASKS, min_workers=0, poll_seconds=0.01)
-    with caplog.at_level(logging.WARNING), polled:
-        eventually(lambda: len(calls) >= 3, 20, "three calls")
-        assert not polled.status().ended
-    (entry,) = logged(caplog, "membership.discovery_failed")
-    assert entry["reason"] == "LookupError('the API of the cluster does not answer')"

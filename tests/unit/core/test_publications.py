@@ -67,14 +67,6 @@ def test_an_epoch_that_does_not_follow_is_refused(epoch: int) -> None:
     assert len(publish(state, sink("s"), 4, group(1, b"c"))) == 1
 
 
-def test_sinks_have_owners() -> None:
-    """Sinks with the same name but different owners number their epochs separately."""
-    state = made()
-    publish(state, sink("s"), 1, group(1, b"a"))
-    assert len(publish(state, sink("s", "somebody"), MAX_STEP, group(1, b"x"))) == 1
-    assert len(publish(state, sink("s"), 2, group(1, b"b"))) == 1
-
-
 def test_what_nobody_holds_waits() -> None:
     """Messages to an unassigned task wait until the task is assigned again."""
     tasks = Tasks([1])
