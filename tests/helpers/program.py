@@ -1,11 +1,13 @@
-"""A second process for a test, which answers questions over a pipe."""
+"""A second process for a test, which answers questions over a pipe, and threads."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
@@ -87,6 +89,16 @@ def serve(
             return
         answer = answers[question]()
         pipe.send((errors[0] if errors else None, answer))
+
+
+@contextmanager
+def in_threads(*calls: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
+    """Make each call in a thread of its own during the block, and wait for all; raise their first error."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        yield futures
+        for each in futures:
+            each.result(_ANSWER_SECONDS)
 
 
 class Threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import resource
 import signal
@@ -108,15 +109,12 @@ def _run(
 
 def play(team: Team, scripts: Sequence[Script]) -> Any:
     """Make the calls of a script, or `sleep`, `kill` this process, or `fail`; return the last result."""
-    others: dict[str, Callable[..., Any]] = {"sleep": time.sleep, "kill": _kill, "fail": _fail}
+    kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+    others: dict[str, Callable[..., Any]] = {"sleep": time.sleep, "kill": kill, "fail": _fail}
     result = None
     for name, *arguments in scripts[team.rank]:
         result = (others[name] if name in others else getattr(team, name))(*arguments)
     return result
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fail() -> None:

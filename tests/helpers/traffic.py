@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from helpers.program import Threads
-from helpers.topology import TOPOLOGY, Message, balances, messages_of, numbered, numbers
+from helpers.topology import TOPOLOGY, Message, balances, collect, messages_of, numbered, numbers
 from tuplewire import Client
 from tuplewire.errors import UnreachableError
 from tuplewire.processes.worker_processes import Endpoint
@@ -24,6 +24,12 @@ def deliver(client: Client | BlockClient, *messages: Any, **more: Any) -> None:
     """Send messages as `Client.send` does, and wait until all are acknowledged."""
     client.send(*messages, **more)
     client.flush(60)
+
+
+def take(worker: Endpoint, task: int, messages: int) -> list[Message]:
+    """Receive exactly this number of messages of a task with a client of its own."""
+    with client_of(worker.address) as client, client.recv([task], timeout=60) as subscription:
+        return collect(subscription, messages)
 
 
 def reaches(count: Callable[[], int], goal: int, what: str) -> None:

@@ -34,6 +34,12 @@ def pair(workers: Pair) -> Iterator[Pair]:
 
 
 @pytest.fixture
+def task(workers: Pair) -> int:
+    """Return an unused task of the worker `near`."""
+    return workers.near_task()
+
+
+@pytest.fixture
 def nobody() -> Iterator[str]:
     """Reserve an address on which no process listens."""
     with socket.socket() as reserved:

@@ -93,9 +93,8 @@ def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
     eventually(lambda: taps(pair.near) == taps(pair.far) == 0)
 
 
-def test_what_is_over_the_rate_is_counted_and_goes_on(pair: Pair) -> None:
+def test_what_is_over_the_rate_is_counted_and_goes_on(pair: Pair, task: int) -> None:
     """A sample is exact; messages above the rate are omitted from the tap, but not from the queue."""
-    task = pair.near_task()
     with (
         ControlClient(pair.near.address) as control,
         closing(control.tap([task], sample=0.1, max_per_second=1000)) as sampled,
@@ -118,9 +117,8 @@ def test_what_is_over_the_rate_is_counted_and_goes_on(pair: Pair) -> None:
     eventually(lambda: metric(pair.near, "tuplewire_tap_omitted_messages_total") >= omitted)
 
 
-def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
+def test_whoever_does_not_read_holds_nobody_up(pair: Pair, task: int) -> None:
     """With an unread tap, messages still arrive, and the worker stores a bounded number of copies."""
-    task = pair.near_task()
     with (
         ControlClient(pair.near.address) as control,
         closing(control.tap([task], max_per_second=1000, max_bytes=1 << 16)) as tapped,
@@ -199,9 +197,8 @@ def test_an_unknown_task_is_an_error(pair: Pair) -> None:
     assert (ended.returncode, "99999 is not in assignment version 1, which has" in ended.stderr) == (1, True)
 
 
-def test_json_lines_and_ctrl_c(pair: Pair) -> None:
+def test_json_lines_and_ctrl_c(pair: Pair, task: int) -> None:
     """A program reads objects with the exact bytes; Ctrl-C ends the command, which prints the counts."""
-    task = pair.near_task()
     with tap_command(pair.near, "--tasks", str(task), "--json") as process:
         with Client(pair.near.address, topology=TOPOLOGY) as client:
             deliver(client, task, b"\xff")

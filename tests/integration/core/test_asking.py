@@ -6,14 +6,14 @@ import math
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 from helpers.ports import free_port
+from helpers.program import in_threads
 from helpers.topology import Pair
 from helpers.traffic import client_of, deliver
 
@@ -80,15 +80,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_reply, "NO_CONSUMER_SECONDS", 0.5)
 
 
-@contextmanager
-def in_thread(function: Callable[..., object], *arguments: object) -> Iterator[None]:
-    """Call a function in another thread during the block."""
-    with ThreadPoolExecutor(1) as pool:
-        called = pool.submit(function, *arguments)
-        yield
-        called.result(_SECONDS)
-
-
 def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers are returned in the order of the requests, and nothing is polled if they are fast."""
     polled: list[object] = []
@@ -101,7 +92,7 @@ def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyP
         for message in requests:
             ends.answerer.answer(message, b"answer " + message.payload)
 
-    with in_thread(answer):
+    with in_threads(answer):
         answers = ends.asker.ask_all(
             ((ends.task, b"%d" % number) for number in range(1000)), timeout=_SECONDS
         )
@@ -118,7 +109,7 @@ def test_an_answerer_that_stops(ends: Ends) -> None:
     def stop() -> None:
         next(ends.requests(1))  # the end of the generator closes the subscription
 
-    with in_thread(stop), pytest.raises(NoConsumerError, match=r"no consumer .* 1 unread at") as raised:
+    with in_threads(stop), pytest.raises(NoConsumerError, match=r"no consumer .* 1 unread at") as raised:
         ends.asker.ask(ends.task, b"x", timeout=_SECONDS)
     assert (raised.value.task, raised.value.queued_messages) == (ends.task, 1)
     assert isinstance(raised.value, TimeoutError)
@@ -161,7 +152,7 @@ def test_a_late_answer(ends: Ends) -> None:
             ends.answerer.answer(message, b"first")
             ends.answerer.answer(message, b"second")
 
-    with in_thread(twice):
+    with in_threads(twice):
         assert ends.asker.ask(ends.task, b"x").payload == b"first"
     deliver(ends.answerer, ends.reply_to, b"not an answer")
     deliver(ends.answerer, [TaskMessage.from_checked(ends.reply_to, b"malformed headers", b"\xff")])
@@ -173,21 +164,21 @@ def test_an_answer_at_the_timeout(ends: Ends, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         Asker, "_wait_for_answers", lambda _, call, __: eventually(lambda: call.error or not call.unanswered)
     )
-    with in_thread(ends.echo, 1):
+    with in_threads(partial(ends.echo, 1)):
         assert ends.asker.ask(ends.task, b"x").payload == b"x"
 
     def refuse() -> None:
         for message in ends.requests(1):
             ends.answerer.answer_error(message, "busy")
 
-    with in_thread(refuse), pytest.raises(AnswerError, match="busy"):
+    with in_threads(refuse), pytest.raises(AnswerError, match="busy"):
         ends.asker.ask(ends.task, b"x")
 
 
 @pytest.mark.parametrize("timeout", [math.inf, sys.float_info.max])
 def test_a_timeout_without_a_deadline(ends: Ends, timeout: float) -> None:
     """A timeout beyond any date is no limit: the request has no deadline."""
-    with in_thread(ends.echo, 1):
+    with in_threads(partial(ends.echo, 1)):
         assert ends.asker.ask(ends.task, b"x", timeout=timeout).payload == b"x"
 
 
@@ -211,7 +202,7 @@ def test_an_expired_request(ends: Ends) -> None:
                 ends.answerer.answer(message, b"answer")
 
     kinds: list[tuple[bytes, bool, bool]] = []
-    with in_thread(answer):
+    with in_threads(answer):
         assert ends.asker.ask(ends.task, b"new").payload == b"answer"
     assert sorted(kinds) == [
         (b"expired", True, True),
@@ -229,7 +220,7 @@ def test_an_error_as_the_answer(ends: Ends) -> None:
             if message.payload == b"bad":
                 ends.answerer.answer_error(message, "division by zero")
 
-    with in_thread(refuse), pytest.raises(AnswerError, match="division by zero") as raised:
+    with in_threads(refuse), pytest.raises(AnswerError, match="division by zero") as raised:
         ends.asker.ask_all([(ends.task, b"slow"), (ends.task, b"bad")], timeout=_SECONDS)
     assert (raised.value.task, raised.value.text) == (ends.task, "division by zero")
     with pytest.raises(MessageError, match="not a request"):
@@ -266,7 +257,7 @@ def test_the_client_of_a_spark_function(ends: Ends, pair: Pair) -> None:
             for message in ends.requests(1):
                 client.answer(message, b"answer")
 
-        with in_thread(answer):
+        with in_threads(answer):
             assert asker.ask(ends.task, b"x").payload == b"answer"
     close_clients()
 

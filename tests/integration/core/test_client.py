@@ -8,7 +8,6 @@ import functools
 import gc
 import math
 import re
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Self
@@ -16,6 +15,7 @@ from weakref import WeakSet
 
 import pytest
 from helpers.logged import logged
+from helpers.program import in_threads
 from helpers.served import answering
 from helpers.topology import (
     TOPOLOGY,
@@ -86,9 +86,8 @@ def make(request: pytest.FixtureRequest) -> Make:
     return functools.partial(kinds[request.param], topology=TOPOLOGY)
 
 
-async def test_send_takes_every_form(make: Make, pair: Pair) -> None:
+async def test_send_takes_every_form(make: Make, pair: Pair, task: int) -> None:
     """Messages in every form arrive, with key and headers; an empty list is allowed."""
-    task = pair.near_task()
     headed = TaskMessage(task, b"0", key=b"k", headers=[("trace", b"1"), ("trace", b"")])
     async with make(pair.near.address, source=5) as client:
         await client.send(task, b"0", key=b"k", headers=headed.headers)
@@ -106,9 +105,8 @@ async def test_send_takes_every_form(make: Make, pair: Pair) -> None:
         assert found == [headed, headed, *(TaskMessage(task, b"%d" % number) for number in range(1, 6))]
 
 
-async def test_unknown_task_is_refused_by_name_and_counted(make: Make, pair: Pair) -> None:
+async def test_unknown_task_is_refused_by_name_and_counted(make: Make, pair: Pair, task: int) -> None:
     """Messages to an unknown task are refused by name at flush() and counted; other messages arrive."""
-    task = pair.near_task()
     sample = 'tuplewire_refused_messages_total{code="UNKNOWN_TASK"}'
     before = metric(pair.near, sample)
     async with make(pair.near.address) as client:
@@ -216,9 +214,8 @@ async def test_closing_wakes_a_blocked_sender(make: Make, nobody: str) -> None:
             await waiting
 
 
-async def test_recv_times_out_and_goes_on(make: Make, pair: Pair) -> None:
+async def test_recv_times_out_and_goes_on(make: Make, pair: Pair, task: int) -> None:
     """An idle task raises WaitTimeoutError, which is a TimeoutError, and the subscription remains usable."""
-    task = pair.near_task()
     async with make(pair.near.address) as client, client.recv([task], timeout=0.3) as subscription:
         with pytest.raises(WaitTimeoutError, match="no message through"):
             await anext(subscription)
@@ -235,9 +232,8 @@ async def test_recv_of_a_task_elsewhere_names_the_owner(make: Make, pair: Pair) 
         assert (caught.value.owner, caught.value.worker_id) == (pair.far.address, pair.far.worker_id)
 
 
-async def test_newer_subscriber_takes_the_task_over(make: Make, pair: Pair) -> None:
+async def test_newer_subscriber_takes_the_task_over(make: Make, pair: Pair, task: int) -> None:
     """The older subscriber gets SupersededError; the newer gets unacknowledged messages, marked, in order."""
-    task = pair.near_task()
     async with make(pair.near.address) as older, make(pair.near.address) as newer:
         await older.send(numbered(task, range(10)))
         first = older.recv([task], timeout=10)
@@ -338,21 +334,17 @@ def test_an_error_is_seen_as_it_is(nobody: str) -> None:
     assert client.ledger().dropped["closed"] == 1
 
 
-def test_a_quiet_subscription_waits(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_quiet_subscription_waits(pair: Pair, task: int, caplog: pytest.LogCaptureFixture) -> None:
     """A subscription that the worker has accepted waits for messages longer than connect_timeout_seconds."""
-    task = pair.near_task()
     caplog.set_level("INFO", "tuplewire")
     with client_of(pair.near.address, connect_timeout_seconds=0.3) as client, client.recv(task) as batches:
         eventually(lambda: logged(caplog, "subscription.ready"), 20)
-        got: list[bytes] = []
-        reading = threading.Thread(target=lambda: got.extend(next(batches).payloads))
-        began = time.monotonic()
-        reading.start()
-        eventually(lambda: time.monotonic() - began > 0.7, 10)
-        assert reading.is_alive()
-        client.send(task, b"at last")
-        reading.join(20)
-        assert got == [b"at last"]
+        with in_threads(lambda: next(batches).payloads) as (reading,):
+            began = time.monotonic()
+            eventually(lambda: time.monotonic() - began > 0.7, 10)
+            assert not reading.done()
+            client.send(task, b"at last")
+        assert reading.result() == [b"at last"]
 
 
 def test_waits_may_last_for_ever(pair: Pair) -> None:
@@ -369,9 +361,8 @@ def test_waits_may_last_for_ever(pair: Pair) -> None:
 aio_client_of = functools.partial(aio.Client, topology=TOPOLOGY)
 
 
-async def test_a_client_keeps_no_subscription_that_was_closed(pair: Pair) -> None:
+async def test_a_client_keeps_no_subscription_that_was_closed(pair: Pair, task: int) -> None:
     """A closed subscription does not stay in memory with its client."""
-    task = pair.near_task()
     async with aio_client_of(pair.near.address) as client:
         closed: WeakSet[Receiver] = WeakSet()
         for _ in range(20):
@@ -383,9 +374,8 @@ async def test_a_client_keeps_no_subscription_that_was_closed(pair: Pair) -> Non
         assert not closed
 
 
-async def test_messages_end_by_count_quiet_and_time(pair: Pair) -> None:
+async def test_messages_end_by_count_quiet_and_time(pair: Pair, task: int) -> None:
     """However an iteration ends, it acknowledges each message only after the loop body has finished."""
-    task = pair.near_task()
 
     async def seen(subscription: aio.Subscription, last: bytes = b"", **bounds: Any) -> list[bytes]:
         found = []
@@ -412,10 +402,8 @@ async def test_messages_end_by_count_quiet_and_time(pair: Pair) -> None:
             assert await seen(subscription, seconds=0.3) == []
 
 
-async def test_cancelled_recv_loses_nothing(pair: Pair) -> None:
+async def test_cancelled_recv_loses_nothing(pair: Pair, task: int) -> None:
     """Cancelling the wait for the next batch repeatedly loses no messages."""
-    task = pair.near_task()
-
     async with aio_client_of(pair.near.address) as client, client.recv([task], timeout=10) as subscription:
         got: list[Message] = []
         for number in range(50):

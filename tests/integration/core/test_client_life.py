@@ -9,14 +9,15 @@ import pickle
 import re
 import socket
 import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from helpers.program import in_threads
 from helpers.tools import output_of
-from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers
-from helpers.traffic import client_of, deliver
+from helpers.topology import TOPOLOGY, Pair, numbered, numbers
+from helpers.traffic import client_of, deliver, take
 from pyspark import cloudpickle
 
 from tuplewire import Client, aio
@@ -25,9 +26,8 @@ from tuplewire.spark.client_handle import ClientHandle, close_clients
 from tuplewire_service.testing import eventually
 
 
-def test_newer_incarnation_fences_the_older(pair: Pair) -> None:
+def test_newer_incarnation_fences_the_older(pair: Pair, task: int) -> None:
     """A client with the same id and a newer incarnation takes over; the older client can no longer send."""
-    task = pair.near_task()
     older = client_of(pair.near.address, client_id="spout-1", incarnation=1)
     deliver(older, task, b"0")
     with client_of(pair.near.address, client_id="spout-1", incarnation=2) as newer:
@@ -256,10 +256,7 @@ def test_fork(pair: Pair, script: str, expected: dict[str, object]) -> None:
 def test_threads_waiting_for_room_all_get_it(pair: Pair) -> None:
     """All threads that wait for space finish, and the limit is never exceeded."""
     task = pair.far_task()
-    with (
-        client_of(pair.near.address, max_pending_messages=20) as client,
-        client_of(pair.far.address) as consumer,
-    ):
+    with client_of(pair.near.address, max_pending_messages=20) as client:
         highest: list[int] = []
 
         def send(source: int) -> None:
@@ -267,12 +264,8 @@ def test_threads_waiting_for_room_all_get_it(pair: Pair) -> None:
                 client.send(numbered(task, [number], source))
                 highest.append(client.ledger().pending)
 
-        threads = [threading.Thread(target=send, args=(source,)) for source in range(8)]
-        for thread in threads:
-            thread.start()
-        got = collect(consumer.recv([task], timeout=20), 1600)
-        for thread in threads:
-            thread.join()
+        with in_threads(*(partial(send, source) for source in range(8))):
+            got = take(pair.far, task, 1600)
     assert max(highest) <= 20
     assert all(numbers(got, source) == list(range(200)) for source in range(8))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.program import in_threads
 from helpers.secured import Authority, files_of, tls_flags
 from helpers.topology import (
     TOPOLOGY,
@@ -31,9 +31,8 @@ from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
 
-def test_two_consumers_with_one_identity(pair: Pair) -> None:
+def test_two_consumers_with_one_identity(pair: Pair, task: int) -> None:
     """The second consumer takes over despite the same id and incarnation; repeated messages are marked."""
-    task = pair.near_task()
     same = functools.partial(client_of, client_id="twin", incarnation=1)
     seen: set[bytes] = set()
     with FaultProxy(pair.near.address) as proxy, same(proxy.address) as one, same(pair.near.address) as two:
@@ -80,27 +79,23 @@ def _superseded(subscription: Subscription) -> bool:
     return False
 
 
-def test_closing_tells_what_is_acknowledged_over_another_stream(pair: Pair) -> None:
+def test_closing_tells_what_is_acknowledged_over_another_stream(pair: Pair, task: int) -> None:
     """If a broken connection loses an acknowledgement, close() sends it over another connection."""
-    task = pair.near_task()
     with FaultProxy(pair.near.address) as proxy, client_of(proxy.address) as client:
         deliver(client, numbered(task, range(10)))
         subscription = client.recv([task], timeout=10)
         assert len(next(subscription)) == 10
         proxy.black_hole()
         subscription.acknowledge()
-        with ThreadPoolExecutor(1) as pool:
-            closing = pool.submit(subscription.close)
+        with in_threads(subscription.close):
             eventually(lambda: repr(subscription).endswith("closed>"))
             proxy.cut()
             proxy.resume()
-            closing.result(10)
     assert acknowledged(pair.near, task) == 10
 
 
-def test_closing_a_client_waits_for_subscriptions_nobody_holds(pair: Pair) -> None:
+def test_closing_a_client_waits_for_subscriptions_nobody_holds(pair: Pair, task: int) -> None:
     """close() of a client delivers the acknowledgements of subscriptions that the program has dropped."""
-    task = pair.near_task()
     with client_of(pair.near.address) as client:
         client.send(numbered(task, range(10)))
     with FaultProxy(pair.near.address) as proxy, client_of(proxy.address) as client:
@@ -110,9 +105,8 @@ def test_closing_a_client_waits_for_subscriptions_nobody_holds(pair: Pair) -> No
         assert acknowledged(pair.near, task) == 10
 
 
-def test_dropped_subscription_frees_its_task(pair: Pair) -> None:
+def test_dropped_subscription_frees_its_task(pair: Pair, task: int) -> None:
     """A dropped subscription releases its task, although its loop ended early."""
-    task = pair.near_task()
     with client_of(pair.near.address) as client:
         client.send(numbered(task, range(3)))
         for _ in client.recv([task], timeout=10):

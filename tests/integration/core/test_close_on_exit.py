@@ -8,7 +8,8 @@ import sys
 
 import pytest
 from helpers.tools import ran
-from helpers.topology import TOPOLOGY, collect, metric
+from helpers.topology import TOPOLOGY, metric
+from helpers.traffic import take
 
 from tuplewire import Client, aio
 from tuplewire.processes.worker_processes import Endpoint
@@ -24,12 +25,6 @@ MESSAGES = 1000
 def no_session_is_left(endpoint: Endpoint) -> None:
     """Wait until the worker has removed all sessions, long before they would expire."""
     eventually(lambda: metric(endpoint, CONNECTED) == metric(endpoint, RESUMABLE) == 0, 20)
-
-
-def arrived(endpoint: Endpoint) -> int:
-    """Take the messages of the test, and return their number."""
-    with Client(endpoint.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
-        return len(collect(subscription, MESSAGES))
 
 
 def drop(clients: list[Client] | list[aio.Client], warning: str) -> None:
@@ -61,14 +56,14 @@ def test_a_program_ends_without_closing(endpoint: Endpoint, ending: str) -> None
     assert "call close()" in ended.stderr
     assert "client.not_closed" not in ended.stderr
     no_session_is_left(endpoint)
-    assert arrived(endpoint) == MESSAGES
+    take(endpoint, TASK, MESSAGES)
 
 
 def test_a_program_that_closes_is_told_nothing(endpoint: Endpoint) -> None:
     """A program that closes its client causes neither a warning nor a log line."""
     ended = program(endpoint.address, "client.flush(); client.close()")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert arrived(endpoint) == MESSAGES
+    take(endpoint, TASK, MESSAGES)
 
 
 def test_what_a_program_loses_at_its_end_is_told() -> None:
@@ -88,7 +83,7 @@ def test_dropped_clients_leave_nothing(endpoint: Endpoint) -> None:
         del client
         drop(dropped, "was dropped without close")
     no_session_is_left(endpoint)
-    assert arrived(endpoint) == MESSAGES
+    take(endpoint, TASK, MESSAGES)
 
 
 def test_a_dropped_client_tells_what_was_lost(
@@ -114,7 +109,7 @@ async def test_a_dropped_asyncio_client(endpoint: Endpoint) -> None:
     drop(dropped, "was dropped without close")
     await asyncio.to_thread(no_session_is_left, endpoint)
 
-    assert arrived(endpoint) == MESSAGES
+    take(endpoint, TASK, MESSAGES)
 
 
 def test_an_asyncio_client_whose_loop_has_ended(endpoint: Endpoint) -> None:

@@ -16,7 +16,6 @@ from helpers.sinks import publish
 from helpers.topology import (
     assign,
     assignment_file,
-    collect,
     drained_ledger,
     ledger,
     metric,
@@ -25,7 +24,7 @@ from helpers.topology import (
     status,
     workers_with,
 )
-from helpers.traffic import client_of
+from helpers.traffic import client_of, take
 
 from tuplewire import TaskGroup
 from tuplewire.connection.control_client import ControlClient
@@ -83,12 +82,11 @@ def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
 def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.LogCaptureFixture) -> None:
     """A client reports and logs the number of messages lost with its worker, without consumed messages."""
     far = hops.far.endpoint
-    with client_of(far.address) as client, client_of(far.address) as consumer:
+    with client_of(far.address) as client:
         for task in (TASK, CONSUMED):
             client.send(numbered(task, range(SENT)))
         client.flush(20)
-        with consumer.recv([CONSUMED], timeout=10) as batches:
-            collect(batches, SENT)
+        take(far, CONSUMED, SENT)
         eventually(lambda: noted(hops) == SENT)
         hops.far.kill()
         with caplog.at_level(logging.WARNING, "tuplewire"):
@@ -136,8 +134,7 @@ def test_nothing_dies_that_is_kept_until_it_is_processed(hops: Hops) -> None:
         eventually(lambda: queued(hops.far.endpoint, TASK) == 2 * SENT)
         assert (direct.possibly_lost, over_near.possibly_lost) == (0, 0)
         assert told(hops) == (1, 1)
-        with client_of(far.address) as consumer, consumer.recv([TASK], timeout=10) as batches:
-            collect(batches, 2 * SENT)
+        take(far, TASK, 2 * SENT)
         for client in (over_near, direct):
             client.flush(20)
 

@@ -6,13 +6,14 @@ import gc
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers.http2 import connected
+from helpers.program import in_threads
 
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import Direction, FaultProxy
@@ -99,10 +100,8 @@ def test_passes_bytes_and_ends_on(ends: Ends) -> None:
     data = os.urandom(3_000_000)
     proxy, near, far = ends
     for sender, receiver in ((near, far), (far, near)):
-        thread = threading.Thread(target=sender.sendall, args=(data,))
-        thread.start()
-        assert take(receiver, len(data)) == data
-        thread.join()
+        with in_threads(partial(sender.sendall, data)):
+            assert take(receiver, len(data)) == data
     near.sendall(b"last")
     near.shutdown(socket.SHUT_WR)
     assert take(far, 4) == b"last"

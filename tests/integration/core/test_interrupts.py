@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from helpers.topology import TOPOLOGY, collect
-from helpers.traffic import deliver
+from helpers.topology import TOPOLOGY, numbers
+from helpers.traffic import deliver, take
 
 import tuplewire
 from tuplewire import Client, TaskMessage
@@ -36,7 +36,7 @@ MOST = 60_000
 UNTIL_CLOSE = 2e-3
 """The longest wait for the alarm in a round of closes, in seconds."""
 Connect = Callable[[], Client]
-OnAlarm = Callable[[Callable[[], object]], None]
+OnAlarm = Callable[[Callable[[], object]], object]
 _OURS = str(Path(tuplewire.__file__).parent)
 
 
@@ -47,15 +47,6 @@ class Interrupted(BaseException):
 def interrupt() -> None:
     """Raise the exception that stands for Ctrl-C."""
     raise Interrupted
-
-
-def handle_alarm(action: Callable[[], object]) -> None:
-    """Set the action of an alarm signal."""
-
-    def handler(_: int, __: FrameType | None) -> None:
-        action()
-
-    signal.signal(signal.SIGALRM, handler)
 
 
 def interrupted_at(step: int, call: Callable[[], object]) -> bool:
@@ -89,7 +80,7 @@ def interrupted_at(step: int, call: Callable[[], object]) -> bool:
 def on_alarm() -> Iterator[OnAlarm]:
     """Return a function that sets the action of an alarm; alarms are turned off after the test."""
     before = signal.getsignal(signal.SIGALRM)
-    yield handle_alarm
+    yield lambda action: signal.signal(signal.SIGALRM, lambda *_: action())
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
@@ -103,8 +94,7 @@ def connect(endpoint: Endpoint) -> Iterator[Connect]:
 
 def numbers_of(endpoint: Endpoint, count: int) -> list[int]:
     """Take `count` messages, and return their numbers."""
-    with Client(endpoint.address, topology=TOPOLOGY).recv([TASK], timeout=60) as subscription:
-        return [int(payload) for _, payload in collect(subscription, count)]
+    return numbers(take(endpoint, TASK, count))
 
 
 def all_arrive(endpoint: Endpoint, accepted: int) -> None:

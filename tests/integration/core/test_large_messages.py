@@ -14,6 +14,7 @@ import grpc
 import pytest
 from helpers.hostile import OPTIONS, RECV, SEND, answer_of, frame, hello, subscribe, talk
 from helpers.topology import TOPOLOGY, collect, numbered, one_worker, queued
+from helpers.traffic import client_of
 
 from tuplewire import Client, TaskGroup
 from tuplewire.errors import PayloadTooLargeError
@@ -40,10 +41,7 @@ def test_a_consumer_with_defaults_gets_a_large_message(endpoint: Endpoint) -> No
     send(endpoint, 1, SIZE)
     send(endpoint, 2, 5)
     send(endpoint, 3, MIB, 12)
-    with (
-        Client(endpoint.address, topology=TOPOLOGY) as client,
-        client.recv([1, 2, 3], timeout=20) as subscription,
-    ):
+    with client_of(endpoint.address) as client, client.recv([1, 2, 3], timeout=20) as subscription:
         sizes = sorted(len(payload) for _, payload in collect(subscription, 14))
     assert sizes == [5, *[MIB] * 12, SIZE]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 from helpers import eventually
+from helpers.program import in_threads
 from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers, queued
-from helpers.traffic import client_of, deliver
+from helpers.traffic import client_of, deliver, take
 
 from tuplewire import Client, TaskMessageBatch, aio
 from tuplewire.errors import (
@@ -47,8 +49,7 @@ def test_a_producer_at_full_speed_never_waits(pair: Pair, where: str) -> None:
             producer.send(numbered(task, range(start, start + 100)), timeout=0)
         left = SENT - producer.ledger().dropped["overflow"]
         assert left == PENDING + QUEUE
-        with Client(owner.address, topology=TOPOLOGY) as consumer:
-            arrived = numbers(collect(consumer.recv([task], timeout=10), left))
+        arrived = numbers(take(owner, task, left))
         producer.flush(10)
         assert arrived == [*range(QUEUE), *range(SENT - PENDING, SENT)]
         balance = producer.ledger()
@@ -67,9 +68,8 @@ def test_a_stopped_task_costs_the_others_nothing(pair: Pair) -> None:
             producer.send(numbered(flowing, range(start // 20, start // 20 + 50)), timeout=0)
             producer.send(numbered(stopped, range(start, start + 1000)), timeout=0)
         left = SENT - producer.ledger().dropped["overflow"]
-        with Client(pair.near.address, topology=TOPOLOGY) as consumer:
-            flowed = numbers(collect(consumer.recv([flowing], timeout=10), SENT // 20))
-            arrived = numbers(collect(consumer.recv([stopped], timeout=10), left))
+        flowed = numbers(take(pair.near, flowing, SENT // 20))
+        arrived = numbers(take(pair.near, stopped, left))
         producer.flush(10)
         assert flowed == list(range(SENT // 20))
         assert arrived[-(PENDING - QUEUE) :] == list(range(SENT - (PENDING - QUEUE), SENT))
@@ -77,9 +77,8 @@ def test_a_stopped_task_costs_the_others_nothing(pair: Pair) -> None:
         assert producer.ledger().accepted == SENT + SENT // 20
 
 
-def test_what_the_worker_may_have_is_waited_for(pair: Pair) -> None:
+def test_what_the_worker_may_have_is_waited_for(pair: Pair, task: int) -> None:
     """In mode `processed`, messages at the worker count towards the limit and are never dropped."""
-    task = pair.near_task()
     with producer_of(pair.near.address, ack_mode="processed", max_pending_messages=QUEUE) as producer:
         producer.send(numbered(task, range(QUEUE)))
         eventually(lambda: queued(pair.near, task) == QUEUE)
@@ -139,11 +138,8 @@ def test_bounds_hold(nobody: str, settings: dict[str, Any], payload: bytes, room
         while client.try_send(3, payload):
             pass
 
-    running = [threading.Thread(target=fill) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: fill(), range(threads)))
     assert room <= client.ledger().pending <= room + threads - 1
     assert not client.try_send(3, payload)
     client.close(0)
@@ -166,13 +162,9 @@ def test_order_per_thread_beside_batches(pair: Pair) -> None:
                 client.send(task, payloads[0] + (LARGE if number % 97 == 0 else b""))
             number += count
 
-    with client_of(pair.near.address) as client, client_of(pair.far.address) as consumer:
-        running = [threading.Thread(target=send, args=(client, thread)) for thread in range(threads)]
-        for thread in running:
-            thread.start()
-        received = collect(consumer.recv([task], timeout=30), threads * each)
-        for thread in running:
-            thread.join()
+    with client_of(pair.near.address) as client:
+        with in_threads(*(partial(send, client, thread) for thread in range(threads))):
+            received = take(pair.far, task, threads * each)
         client.flush(10)
         assert client.ledger().acknowledged == threads * each
     in_order: dict[bytes, list[int]] = {}
@@ -208,9 +200,8 @@ async def test_a_wrong_message_is_an_error_where_it_is_sent(
     await other.close(0)
 
 
-def test_a_payload_is_as_it_was_when_it_was_sent(pair: Pair) -> None:
+def test_a_payload_is_as_it_was_when_it_was_sent(pair: Pair, task: int) -> None:
     """A payload that is not of type bytes is copied when it is sent."""
-    task = pair.near_task()
     changing = bytearray(b"before")
     with client_of(pair.near.address) as client:
         client.send(task, changing)  # type: ignore[call-overload]

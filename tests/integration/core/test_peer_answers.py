@@ -7,16 +7,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import grpc
 import pytest
+from helpers.program import in_threads
 from helpers.served import Answer, answering, welcome
-from helpers.topology import assign, collect, ledger, numbered, numbers, one_worker, status
-from helpers.traffic import client_of, deliver
+from helpers.topology import assign, ledger, numbered, numbers, one_worker, status
+from helpers.traffic import client_of, deliver, take
 
 from tuplewire import Client
 from tuplewire.connection.grpc_channel import ERROR_KEY
@@ -118,8 +119,7 @@ def test_what_one_peer_answers_concerns_its_messages_alone(
         eventually(lambda: len(calls) >= 2, 10, "tried again")
         client.send(numbered(FAR, range(10)))
         deliver(client, numbered(LOCAL, range(10)))
-        with client_of(worker.address) as consumer:
-            assert numbers(collect(consumer.recv([LOCAL], timeout=10), 10)) == list(range(10))
+        assert numbers(take(worker, LOCAL, 10)) == list(range(10))
         seen = len(calls)
         eventually(lambda: len(calls) >= seen + 2, 10, "tried again with messages")
         after = ledger(worker)
@@ -150,11 +150,11 @@ def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("PYTHONPATH", os.pathsep.join([str(shift), os.environ.get("PYTHONPATH", "")]))
             again = one_worker("a", directory=tmp_path, port=port)
-            with again as earlier, client_of(earlier.address) as client, client_of(b.address) as consumer:
+            with again as earlier, client_of(earlier.address) as client:
                 assert status(earlier).incarnation < incarnation
                 assign(earlier, 1, {earlier: [0], b: [1]})
                 deliver(client, numbered(1, range(10, 20)))
-                assert numbers(collect(consumer.recv([1], timeout=10), 20)) == list(range(20))
+                assert numbers(take(b, 1, 20)) == list(range(20))
 
 
 class Receiver:
@@ -215,9 +215,7 @@ def test_what_follows_a_burst_is_gathered() -> None:
         for _ in range(7):
             client.send(1, b"x")
             let_loop_turn()
-        with ThreadPoolExecutor(1) as pool:
-            flushed = pool.submit(client.flush, 20)
+        with in_threads(partial(client.flush, 20)):
             assert handler.frames.get(timeout=20) == 7
             handler.acknowledge()
-            flushed.result()
         assert client.ledger().acknowledged == BURST_FRAMES + 12

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
+from helpers.program import in_threads
 from helpers.topology import (
     Pair,
     acknowledged,
@@ -292,13 +292,11 @@ def consumer(
             except (ClosedError, TaskNotLocalError):  # closed below, or the task has moved
                 pass
 
-        thread = threading.Thread(target=consume)
-        thread.start()
-        try:
-            yield done
-        finally:
-            subscription.close()
-            thread.join()
+        with in_threads(consume):
+            try:
+                yield done
+            finally:
+                subscription.close()
 
 
 def odd(message: TaskMessage) -> bool:

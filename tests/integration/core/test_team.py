@@ -10,11 +10,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from helpers.ports import free_port
+from helpers.program import in_threads
 from helpers.secured import guarded
 from helpers.team_ranks import (
     every_call,
@@ -37,7 +39,6 @@ from tuplewire.errors import (
     TeamTimeoutError,
     UnsupportedValueError,
 )
-from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.team import team as module
 from tuplewire.team.protocol import Kind, Message, team_id
 from tuplewire_service.testing import eventually
@@ -76,11 +77,6 @@ def python_threads() -> list[str]:
     """Return the names of the threads that Python has started; gRPC's own threads are its affair."""
     names = (each.name for each in threading.enumerate())
     return [name for name in names if not name.startswith("Dummy-")]
-
-
-def no_subscriber(worker: Endpoint, tasks: list[int]) -> bool:
-    """Return True if no task of a worker has a subscriber."""
-    return not any(each.subscribed for each in status(worker).tasks if each.task in tasks)
 
 
 @pytest.mark.parametrize(("size", "rounds", "mode"), [(4, 5, "queued"), (3, 3, "processed")])
@@ -134,28 +130,24 @@ def test_a_forked_process_cannot_use_the_team(pair: Pair) -> None:
 
 def test_a_second_thread_gets_an_error(pair: Pair) -> None:
     """A call in another thread is refused, and the first call is not affected."""
-    tasks, outcomes = [pair.near_task(), pair.near_task()], list[object]()
-    entered = threading.Event()
+    tasks, entered = [pair.near_task(), pair.near_task()], threading.Event()
 
-    def member() -> None:
+    def member() -> Any:
         with Team(tasks, 1, address=pair.near.address, topology=TOPOLOGY) as team:
             entered.wait(30)
-            outcomes.append(team.all_gather(1))
+            return team.all_gather(1)
 
-    thread = threading.Thread(target=member)
-    thread.start()
-    with Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY) as team:
-        second = threading.Thread(target=lambda: outcomes.append(team.all_gather(0)))
-        second.start()
+    with (
+        in_threads(member) as (other,),
+        Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY) as team,
+        in_threads(partial(team.all_gather, 0)) as (first,),
+    ):
         eventually(team._lock.locked)
-        with pytest.raises(TeamError, match="another thread is in a call"):
-            team.barrier()
-        with pytest.raises(TeamError, match="another thread is in a call"):
-            team.close()
+        for call in (team.barrier, team.close):
+            with pytest.raises(TeamError, match="another thread is in a call"):
+                call()
         entered.set()
-        second.join(30)
-    thread.join(30)
-    assert outcomes == [[0, 1], [0, 1]]
+    assert first.result() == other.result() == [0, 1]
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.long)])
@@ -178,13 +170,11 @@ def test_a_value_that_has_arrived_is_received_without_a_wait(pair: Pair) -> None
     """recv() with a timeout of 0 returns a value that is there, also if it has many pieces."""
     tasks = tasks_of(pair, 2)
     join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(join, rank=1)
-        with join(rank=0) as first, waiting.result(20) as second:
-            first.send(1, bytes(3 * MIB))
-            arrived = second._connection._receiver.buffer
-            eventually(lambda: sum(len(group) for each in list(arrived) for group in each.groups) == 7)
-            assert second.recv(0, timeout=0) == bytes(3 * MIB)
+    with in_threads(partial(join, rank=1)) as (waiting,), join(rank=0) as first, waiting.result(20) as second:
+        first.send(1, bytes(3 * MIB))
+        arrived = second._connection._receiver.buffer
+        eventually(lambda: sum(len(group) for each in list(arrived) for group in each.groups) == 7)
+        assert second.recv(0, timeout=0) == bytes(3 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +189,8 @@ def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
             with Team(tasks, 1, address=pair.far.address, topology=TOPOLOGY) as team:
                 team.barrier()
 
-        other = threading.Thread(target=member)
-        other.start()
-        with Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY) as team:
+        with in_threads(member), Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY) as team:
             team.barrier()
-        other.join()
 
     form()
     threads, files = python_threads(), open_files()
@@ -211,7 +198,7 @@ def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
         form()
     eventually(lambda: queued_of(pair, tasks) == 0, 5, "no message is left")
     for worker in (pair.near, pair.far):
-        eventually(partial(no_subscriber, worker, tasks), 5)
+        eventually(lambda: not any(each.subscribed for each in status(worker).tasks if each.task in tasks), 5)  # noqa: B023
         assert status(worker).disconnected_session_count <= 1
     assert not Counter(python_threads()) - Counter(threads)  # threads of earlier tests may end meanwhile
     eventually(lambda: open_files() <= files + 5, 5, "files are closed")
@@ -221,8 +208,7 @@ def test_a_late_leave_is_not_sent_to_a_closed_member(pair: Pair) -> None:
     """A member that computes while another one leaves and closes sends it no message."""
     tasks = tasks_of(pair, 2)
     join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(join, rank=1)
+    with in_threads(partial(join, rank=1)) as (waiting,):
         first, second = join(rank=0), waiting.result(20)
         first.close()
         second.close()
@@ -265,23 +251,21 @@ def test_cut_connections_have_no_effect(pair: Pair) -> None:
     """Connections of members that break during calls have no effect on the results."""
     finished = threading.Event()
 
-    def cut(*proxies: FaultProxy) -> None:
+    def cut() -> None:
         while not finished.wait(0.2):
-            for each in proxies:
-                each.cut()
+            near.cut()
+            far.cut()
 
     with (
         FaultProxy(pair.near.address) as near,
         FaultProxy(pair.far.address) as far,
         ranks_of(sums, tasks_of(pair, 3), [near.address, far.address], 100, 30_000) as ranks,
+        in_threads(cut),
     ):
-        thread = threading.Thread(target=cut, args=(near, far))
-        thread.start()
         try:
             assert [each.outcome() for each in ranks] == [100] * 3
         finally:
             finished.set()
-            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from contextlib import ExitStack
 from itertools import product
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.ports import free_port
+from helpers.program import in_threads
 from helpers.team_ranks import Script, play, ranks_of, sums, tasks_of
 from helpers.topology import TOPOLOGY, Pair, assign, one_worker, ready
 
@@ -153,13 +153,10 @@ def test_a_timeout_names_the_ranks_and_breaks_the_team(pair: Pair) -> None:
         errors.append(first.value)
         team.barrier()
 
-    thread = threading.Thread(target=member)
-    thread.start()
-    with Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY) as team:
+    with in_threads(member), Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY) as team:
         team.barrier()
         with pytest.raises(TeamTimeoutError) as told:
             wait_twice(team)
-    thread.join(30)
     first, error = errors
     assert told.value is first
     assert "recv #1: waited 0.5 s for 1 of 1 other ranks: rank 1 " in str(told.value)

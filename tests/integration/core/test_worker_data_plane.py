@@ -13,7 +13,6 @@ from helpers.restartable import restartable
 from helpers.topology import (
     TOPOLOGY,
     Pair,
-    collect,
     connected,
     ledger,
     metric,
@@ -23,7 +22,7 @@ from helpers.topology import (
     status,
     two_workers,
 )
-from helpers.traffic import Feeder, Reader, client_of, fed
+from helpers.traffic import Feeder, Reader, client_of, fed, take
 from helpers.worker_process import run_command
 
 from tuplewire.settings.config import SessionSettings
@@ -47,7 +46,7 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
             task in program.congested,
         )
 
-    with client_of(pair.far.address) as consumer, ExitStack() as stack:
+    with ExitStack() as stack:
         # One sender fills only its share of the queue; the peer's connection has a share as well.
         senders = [stack.enter_context(client_of(pair.near.address)) for _ in range(4)]
         sent = 0
@@ -64,14 +63,13 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
         held = queued(pair.far, task)
         printed = run_command("status", "--address", pair.far.address).stdout
         assert re.search(rf"^{task} +{pair.far.worker_id} +{held} .* yes +no", printed, re.MULTILINE)
-        assert sorted(numbers(collect(consumer.recv([task], timeout=10), sent))) == list(range(sent))
+        assert sorted(numbers(take(pair.far, task, sent))) == list(range(sent))
         eventually(lambda: told() == (False, False, False), 20)
 
 
 @pytest.mark.parametrize("unix", [False, True])
-def test_resets_between_client_and_worker(pair: Pair, tmp_path: Path, *, unix: bool) -> None:
+def test_resets_between_client_and_worker(pair: Pair, task: int, tmp_path: Path, *, unix: bool) -> None:
     """Connections of sender and consumer are reset under load: all messages arrive once, in order."""
-    task = pair.near_task()
     target = pair.near.unix_address if unix else pair.near.address
     with (
         FaultProxy(target, f"unix://{tmp_path}/p.sock" if unix else "127.0.0.1:0") as proxy,
@@ -138,9 +136,8 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
         client_of(worker.reached.address, ack_mode="processed") as sender,
     ):
         sender.send(numbered(0, range(100)))
-        with client_of(worker.reached.address) as consumer:
-            assert len(collect(consumer.recv([0], timeout=10), 100)) == 100
-            sender.flush(10)
+        take(worker.reached, 0, 100)
+        sender.flush(10)
         sender.send(numbered(0, range(100, 150)))
         eventually(lambda: queued(worker.endpoint, 0) == 50)
         worker.kill()

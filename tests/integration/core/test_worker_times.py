@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from helpers.admin import samples
 from helpers.topology import Pair, collect, metric, numbered, pair_of_workers, queued, status
-from helpers.traffic import client_of, deliver
+from helpers.traffic import client_of, deliver, take
 
 from tuplewire.client import Client
 from tuplewire.errors import BufferFullError
@@ -96,13 +96,12 @@ def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
         assert f"blocking    task {task} (local) has blocked others for" in status_as_text(
             status(workers.far)
         )
-        with client_of(workers.far.address) as consumer:
-            collect(consumer.recv([task], timeout=20), sent)
-            client.flush(20)
-            grows_by(lambda: states(workers.near)["idle"], 0.2, "it is over")
-            settled = samples(workers.near.metrics_url)
-            grows_by(lambda: states(workers.near)["idle"], 0.3, "time passes")
-            assert samples(workers.near.metrics_url)[at_near] == settled[at_near]
+        take(workers.far, task, sent)
+        client.flush(20)
+        grows_by(lambda: states(workers.near)["idle"], 0.2, "it is over")
+        settled = samples(workers.near.metrics_url)
+        grows_by(lambda: states(workers.near)["idle"], 0.3, "time passes")
+        assert samples(workers.near.metrics_url)[at_near] == settled[at_near]
 
 
 def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
@@ -116,8 +115,7 @@ def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
             client.send(numbered(task, range(10, 20)))
             eventually(lambda: balance(workers)[3] == 20, BEFORE_GIVING_UP, "what was not sent counts, too")
             grows_by(lambda: metric(workers.near, blocking), 0.3, "the task is blocked by its worker")
-        with client_of(workers.far.address) as consumer:
-            collect(consumer.recv([task], timeout=40), 20)
+        take(workers.far, task, 20)
 
 
 @pytest.mark.parametrize("workers", ["grpc"], indirect=True)

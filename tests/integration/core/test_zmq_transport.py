@@ -390,9 +390,8 @@ def test_reports_have_both_addresses(pair: Pair) -> None:
     assert addresses == {pair.near.peer_address, pair.far.peer_address}
 
 
-def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair) -> None:
+def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair, task: int) -> None:
     """The port for peers accepts sessions of any sender, and reports refusals as gRPC does."""
-    task = pair.near_task()
     context = TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
     try:
         connection = context.connect(OF_WORKERS, "127.0.0.1", int(pair.near.peer_address.rpartition(":")[2]))
