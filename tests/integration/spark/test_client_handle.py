@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from helpers.program import in_threads
 from helpers.spark_calls import begin_attempt, end_attempt
 from helpers.tools import output_of, ran
 from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, numbers, queued
-from helpers.traffic import client_of, deliver
+from helpers.traffic import deliver, take
 
 from tuplewire.errors import ClosedError, ConfigError, FlushTimeoutError, RefusedMessagesError
 from tuplewire.spark.client_handle import ClientHandle, UnflushedMessagesError, close_clients
@@ -25,9 +26,14 @@ def _no_task_left() -> Iterator[None]:
     close_clients()
 
 
-def test_leaving_waits_and_the_connection_stays(workers: Pair) -> None:
+@pytest.fixture
+def handle(workers: Pair) -> ClientHandle:
+    """Return a handle of the worker that has the task."""
+    return ClientHandle(workers.near.address, topology=TOPOLOGY)
+
+
+def test_leaving_waits_and_the_connection_stays(workers: Pair, task: int) -> None:
     """Leaving a block flushes its messages; the next block uses the same session."""
-    task = workers.near_task()
     handle = pickle.loads(pickle.dumps(ClientHandle(workers.near.address, topology=TOPOLOGY)))  # noqa: S301
     for count in (10, 20):
         with handle as client:
@@ -39,23 +45,18 @@ def test_leaving_waits_and_the_connection_stays(workers: Pair) -> None:
     assert acknowledged(workers.near, task) == 20
 
 
-def test_after_an_error_the_next_block_starts_clean(workers: Pair) -> None:
+def test_after_an_error_the_next_block_starts_clean(workers: Pair, handle: ClientHandle, task: int) -> None:
     """A refused message fails only its own block."""
-    task = workers.near_task()
-    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     with pytest.raises(RefusedMessagesError), handle as client:
         client.send(numbered(99_999, range(1)))
     with handle as client:
         client.send(numbered(task, range(5)))
     assert queued(workers.near, task) == 5
-    with client_of(workers.near.address) as other, other.recv([task], timeout=20) as batches:
-        collect(batches, 5)
+    take(workers.near, task, 5)
 
 
-def test_a_block_that_was_never_left(workers: Pair) -> None:
+def test_a_block_that_was_never_left(handle: ClientHandle, task: int) -> None:
     """A task that ends without flushing its messages fails, and its client can no longer be used."""
-    task = workers.near_task()
-    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     begin_attempt(attempt=7)
     client = handle.__enter__()
     client.send(numbered(task, range(1)))
@@ -69,20 +70,16 @@ def test_a_block_that_was_never_left(workers: Pair) -> None:
     end_attempt()
 
 
-def test_a_flush_of_ones_own_is_not_forgotten(workers: Pair) -> None:
+def test_a_flush_of_ones_own_is_not_forgotten(handle: ClientHandle, task: int) -> None:
     """A task may end without leaving the block if it has flushed all its messages."""
-    task = workers.near_task()
-    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     begin_attempt(attempt=7)
     client = handle.__enter__()
     deliver(client, numbered(task, range(1)))
     end_attempt()
 
 
-def test_a_driver_that_forgets(workers: Pair) -> None:
+def test_a_driver_that_forgets(handle: ClientHandle, task: int) -> None:
     """Outside of Spark tasks, the next block raises the error for unflushed messages once."""
-    task = workers.near_task()
-    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     client = handle.__enter__()
     client.send(numbered(task, range(1)))
     del client
@@ -109,32 +106,24 @@ def test_a_driver_that_forgets_and_ends(workers: Pair) -> None:
     assert ended.stderr.startswith("tuplewire: a function has sent messages and ended without leaving"), ended
 
 
-def test_blocks_of_two_threads(workers: Pair) -> None:
+def test_blocks_of_two_threads(workers: Pair, handle: ClientHandle, task: int) -> None:
     """Two threads may use one handle: leaving the block of one thread does not end the block of the other."""
-    task = workers.near_task()
-    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
-    entered, left = threading.Event(), threading.Event()
+    entered = threading.Event()
 
     def first() -> None:
         with handle as client:
             client.send(numbered(task, range(1)))
             assert entered.wait(60)
-        left.set()
 
-    thread = threading.Thread(target=first)
-    thread.start()
-    with handle as client:
+    with in_threads(first) as (other,), handle as client:
         entered.set()
-        assert left.wait(60)
+        other.result(60)
         client.send(numbered(task, range(1)))
-    thread.join()
     assert queued(workers.near, task) == 2
 
 
-def test_an_error_in_one_block_leaves_the_other(workers: Pair) -> None:
+def test_an_error_in_one_block_leaves_the_other(workers: Pair, handle: ClientHandle, task: int) -> None:
     """An error in the function of one query does not close the connection of another query."""
-    task = workers.near_task()
-    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     with handle as client:
         client.send(numbered(task, range(1)))
         with pytest.raises(ValueError, match="a defect"), handle:
@@ -178,9 +167,7 @@ os._exit(0)
 """
 
 
-def test_forked_process_has_a_connection_of_its_own(workers: Pair) -> None:
+def test_forked_process_has_a_connection_of_its_own(workers: Pair, task: int) -> None:
     """A handle that was used before a fork works in both processes."""
-    task = workers.near_task()
     output_of(FORKS, workers.near.address, str(task))
-    with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
-        assert numbers(collect(batches, 3)) == [1, 2, 3]
+    assert numbers(take(workers.near, task, 3)) == [1, 2, 3]

@@ -25,7 +25,7 @@ from helpers.topology import (
     ready,
     status,
 )
-from helpers.traffic import client_of, deliver
+from helpers.traffic import client_of, deliver, take
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
@@ -134,8 +134,7 @@ def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Pa
         assign(worker, 2, {("vm:6700", worker.address): [0]})
         ready(worker)
         client.flush(10)
-        with client_of(worker.address) as consumer:
-            assert numbers(collect(consumer.recv([0], timeout=10), 10)) == list(range(10))
+        assert numbers(take(worker, 0, 10)) == list(range(10))
         refused = metric(worker, NOT_READY)
         assign(worker, 3, {("v", "127.0.0.1:1"): []})
         eventually(lambda: metric(worker, NOT_READY) > refused)
@@ -170,8 +169,7 @@ def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Pat
         assign(far, 1, meant)
         ready(near, far)
         deliver(client, numbered(1, range(50, 100)))
-        consumer = stack.enter_context(client_of(far.address))
-        assert numbers(collect(consumer.recv([1], timeout=10), 100)) == list(range(100))
+        assert numbers(take(far, 1, 100)) == list(range(100))
         assert (ledger(near).accepted, ledger(far).accepted) == (100, 100)
 
 
@@ -215,5 +213,4 @@ def test_unread_messages_may_move_any_number_of_times(tmp_path: Path) -> None:
             if version == 1:
                 deliver(client, numbered(7, range(10)))
             eventually(lambda owner=owner: sum(t.queued_messages for t in status(owner).tasks) == 10)  # type: ignore[misc]
-        with client_of(owner.address) as consumer:
-            assert numbers(collect(consumer.recv([7], timeout=10), 10)) == list(range(10))
+        assert numbers(take(owner, 7, 10)) == list(range(10))

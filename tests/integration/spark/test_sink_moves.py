@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from helpers import eventually
 from helpers.moving_workers import ELSEWHERE, TASK, Workers, three_workers
+from helpers.program import in_threads
 from helpers.spark_calls import begin_attempt, end_attempt
-from helpers.topology import TOPOLOGY, collect, has_ended, messages_of, numbers, queued
-from helpers.traffic import client_of
+from helpers.topology import TOPOLOGY, has_ended, messages_of, numbers, queued
+from helpers.traffic import client_of, take
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint
@@ -76,10 +77,9 @@ class Driver:
         writer.commit([self.attempt(writer, epoch, payloads, tasks=tasks)], epoch)
 
 
-def take(worker: Endpoint, count: int, task: int = TASK) -> list[int]:
+def take_all(worker: Endpoint, count: int, task: int = TASK) -> list[int]:
     """Consume `count` messages, and check that the queue is then empty."""
-    with client_of(worker.address) as client, client.recv([task], timeout=20) as batches:
-        got = numbers(collect(batches, count))
+    got = numbers(take(worker, task, count))
     assert queued(worker, task) == 0
     return got
 
@@ -103,7 +103,7 @@ def test_a_task_moves_between_staging_and_publishing(workers: Workers) -> None:
     assert [peer.worker_id for each in parts for peer in each.staged] == ["a", "a"]
     writer.commit(list(parts), 0)
     driver.epoch(1, range(100, 150))
-    assert take(workers.running["b"], 150) == list(range(150))
+    assert take_all(workers.running["b"], 150) == list(range(150))
 
 
 def test_an_epoch_published_again_after_a_move(workers: Workers) -> None:
@@ -123,13 +123,13 @@ def test_an_epoch_published_again_after_a_move(workers: Workers) -> None:
     driver.epoch(1, range(10, 20), (TASK, other))
     driver.epoch(2, range(20, 30), (TASK, other))
     for task in (TASK, other):
-        assert take(workers.running["b"], 30, task) == list(range(30))
+        assert take_all(workers.running["b"], 30, task) == list(range(30))
 
 
 def test_an_epoch_published_again_after_its_worker_ended_with_an_empty_queue(workers: Workers) -> None:
     """A worker reports its published epochs even if its consumer has taken all messages, and none moved."""
     Driver(workers).epoch(0, range(10))
-    assert take(workers.running["a"], 10) == list(range(10))
+    assert take_all(workers.running["a"], 10) == list(range(10))
     workers.put("b")
     workers.drain("a")
     workers.put("b")
@@ -141,14 +141,14 @@ def test_a_run_continues_at_a_new_worker_while_another_one_is_away(workers: Work
     """A worker that has an earlier epoch of the run is enough: the driver does not wait for other workers."""
     driver = Driver(workers, "a")
     driver.epoch(0, range(10))
-    assert take(workers.running["a"], 10) == list(range(10))
+    assert take_all(workers.running["a"], 10) == list(range(10))
     workers.drain("b")
     workers.start("b")
     workers.put("a")
     os.kill(workers.running["c"].process_id, signal.SIGKILL)
     workers.put("b", told="ab")
     driver.epoch(1, range(10, 20))
-    assert take(workers.running["b"], 10) == list(range(10, 20))
+    assert take_all(workers.running["b"], 10) == list(range(10, 20))
 
 
 def test_an_epoch_published_again_after_its_worker_was_replaced(workers: Workers) -> None:
@@ -164,7 +164,7 @@ def test_an_epoch_published_again_after_its_worker_was_replaced(workers: Workers
     driver = Driver(workers, "a")
     driver.epoch(1, range(10, 20))
     driver.epoch(2, range(20, 30))
-    assert take(workers.running["a"], 30) == list(range(30))
+    assert take_all(workers.running["a"], 30) == list(range(30))
 
 
 def test_a_worker_that_still_drains_is_asked(workers: Workers) -> None:
@@ -183,7 +183,7 @@ def test_a_worker_that_still_drains_is_asked(workers: Workers) -> None:
         assert not has_ended(leaving)
         batches.acknowledge()
     eventually(lambda: has_ended(leaving), 60)
-    assert take(workers.running["b"], 10) == list(range(10))
+    assert take_all(workers.running["b"], 10) == list(range(10))
 
 
 def test_a_task_moves_while_its_epoch_is_published(tmp_path: Path) -> None:
@@ -196,8 +196,7 @@ def test_a_task_moves_while_its_epoch_is_published(tmp_path: Path) -> None:
         parts = [
             driver.attempt(writer, 0, range(n, n + 100), partition=n // 100) for n in range(0, 1000, 100)
         ]
-        publishing = threading.Thread(target=writer.commit, args=(parts, 0))
-        publishing.start()
+        stack.enter_context(in_threads(lambda: writer.commit([*parts], 0)))
         eventually(lambda: queued(workers.running["a"], TASK) >= 100, 20)
         got: list[int] = []
         with ExitStack() as reading:
@@ -206,14 +205,9 @@ def test_a_task_moves_while_its_epoch_is_published(tmp_path: Path) -> None:
                 client = reading.enter_context(client_of(workers.running[owner].address))
                 with client.recv([TASK], timeout=20) as batches:
                     got += some(batches, 100)
-        again = Driver(workers)
-        repeating = threading.Thread(target=again.epoch, args=(0, range(1000)))
-        repeating.start()
-        got += take(workers.running["b"], 1000 - len(got))
-        publishing.join(20)
-        repeating.join(20)
-        assert not publishing.is_alive()
-        assert got == list(range(1000))
+        stack.enter_context(in_threads(partial(Driver(workers).epoch, 0, range(1000))))
+        got += take_all(workers.running["b"], 1000 - len(got))
+    assert got == list(range(1000))
 
 
 def test_moves_back_to_back_under_a_sink(workers: Workers) -> None:
@@ -224,11 +218,10 @@ def test_moves_back_to_back_under_a_sink(workers: Workers) -> None:
             workers.put(owner, told=[name for name in "cab" if name != "abc"[number % 3]])
         workers.put("b")
 
-    driver, moving = Driver(workers), threading.Thread(target=move)
-    moving.start()
-    for epoch in range(8):
-        driver.epoch(epoch, range(20 * epoch, 20 * epoch + 20))
-    moving.join(60)
-    got = take(workers.running["b"], 160)
+    driver = Driver(workers)
+    with in_threads(move):
+        for epoch in range(8):
+            driver.epoch(epoch, range(20 * epoch, 20 * epoch + 20))
+    got = take_all(workers.running["b"], 160)
     for first in range(0, 160, 20):
         assert [each for each in got if first <= each < first + 20] == list(range(first, first + 20))

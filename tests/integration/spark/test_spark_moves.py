@@ -7,14 +7,15 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import eventually
 from helpers.moving_workers import TASK, Workers, three_workers
+from helpers.program import in_threads
 from helpers.spark_calls import payloads
 from helpers.topology import TOPOLOGY, has_ended, ledger, numbered, queued, status
 from helpers.traffic import client_of, deliver
@@ -122,16 +123,10 @@ def read_under_load(workers: Workers, count: int, move: Callable[[], None]) -> N
             for number in range(offset, offset + count, 20):
                 deliver(client, numbered(TASK, range(number, number + 20)))
 
-    threads = [threading.Thread(target=produce, args=each) for each in (("a", 0), ("b", count))]
-    threads.append(threading.Thread(target=move))
+    producers = partial(produce, "a", 0), partial(produce, "b", count)
     with query(workers) as running:
-        for thread in threads:
-            thread.start()
-        try:
+        with in_threads(*producers, move):
             running.read_all(2 * count)
-        finally:
-            for thread in threads:
-                thread.join()
         for low in (0, count):
             mine = [number for number in running.got if low <= number < low + count]
             assert mine == sorted(mine)
@@ -156,11 +151,9 @@ def test_moves_of_which_the_asked_worker_has_not_heard(
         shared.put("b", told=["a", "b"])
         eventually(lambda: ledger(shared.running["a"]).pending == 0, 20, "all has left the queue")
         shared.put("a", told=["a"])
-        with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(running.read, end)
+        with in_threads(partial(running.read, end)):
             assert looked.wait(20)
             shared.put("a")
-            reading.result(30)
         assert running.got == list(range(100))
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from helpers.logged import logged
 from helpers.spark_calls import begin_attempt, end_attempt, rows
-from helpers.topology import TOPOLOGY, Pair, collect, ledger, messages_of, metric, numbers, queued
-from helpers.traffic import client_of
+from helpers.topology import TOPOLOGY, Pair, ledger, messages_of, metric, numbers, queued
+from helpers.traffic import client_of, take
 
 from tuplewire import TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
@@ -54,15 +54,8 @@ def options(workers: Pair, **more: str) -> dict[str, str]:
     return {"address": workers.near.address, "topology": TOPOLOGY, "timeout": "20", **more}
 
 
-def take(worker: Endpoint, task: int, count: int) -> list[int]:
-    """Consume `count` messages, and return their numbers."""
-    with client_of(worker.address) as client, client.recv([task], timeout=20) as batches:
-        return numbers(collect(batches, count))
-
-
-def test_newer_attempt_fences_the_older(workers: Pair) -> None:
+def test_newer_attempt_fences_the_older(workers: Pair, task: int) -> None:
     """A new attempt stops a running one and may duplicate its rows. badRows=drop sends rows at once."""
-    task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, badRows="drop")))
 
     def slow() -> Iterator[pa.RecordBatch]:
@@ -75,19 +68,17 @@ def test_newer_attempt_fences_the_older(workers: Pair) -> None:
     begin_attempt(0, 30)
     with pytest.raises(StaleIncarnationError, match="has taken over"):
         writer.write(slow())
-    with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
-        assert numbers(collect(batches, 9)) == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert numbers(take(workers.near, task, 9)) == [0, 1, 2, 0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("memory", [1, 8_000_000])
 @pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
 def test_a_bad_row_fails_the_write(
-    guarantee: str, memory: int, workers: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    guarantee: str, memory: int, workers: Pair, task: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Even a bad last row fails the write before any row is sent. The driver raises it, without a retry."""
     monkeypatch.setattr(writing, "_MAX_MEMORY_BYTES", memory)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
-    task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee=guarantee)))
 
     def last_is_bad() -> Iterator[pa.RecordBatch]:
@@ -109,7 +100,7 @@ def test_a_bad_row_fails_the_write(
     if guarantee == "exactlyOnce":
         assert queued(workers.near, task) == 0
     else:
-        assert take(workers.near, task, 2) == [5, 6], "what other partitions have sent stays"
+        assert numbers(take(workers.near, task, 2)) == [5, 6], "what other partitions have sent stays"
 
 
 def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +170,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
         begin_attempt(0, 61, epoch=1)
         following = writer.write(iter([large(20)]))
         writer.commit([following], 1)
-        assert take(worker, SMALL_TASK, 320) == [*range(300), *range(20)]
+        assert numbers(take(worker, SMALL_TASK, 320)) == [*range(300), *range(20)]
         eventually(lambda: metric(worker, STAGED) == 0, 20)
         assert metric(worker, 'tuplewire_staged_bytes{place="disk"}') == 0
         assert ledger(worker).balanced
@@ -226,7 +217,7 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
         assert not wait([waiting], timeout=2).done
         other.abort([part])
         writer.commit([waiting.result(20)], 0)
-        assert take(worker, SMALL_TASK, 150) == list(range(150))
+        assert numbers(take(worker, SMALL_TASK, 150)) == list(range(150))
         with pytest.raises(EpochTooLargeError, match="raise its staging_disk_bytes"):
             writer.commit([staged(300)], 1)
         eventually(lambda: metric(worker, STAGED) == 0, 20)
@@ -255,9 +246,8 @@ def test_a_directory_that_cannot_be_written_is_named() -> None:
             TuplewireStreamWriter(sink_options(opts)).write(iter([large(10)]))
 
 
-def test_a_failed_attempt_leaves_nothing(workers: Pair) -> None:
+def test_a_failed_attempt_leaves_nothing(workers: Pair, task: int) -> None:
     """The staged rows of a failed attempt are removed."""
-    task = workers.near_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
 
     def failing() -> Iterator[pa.RecordBatch]:
@@ -292,8 +282,7 @@ def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.Log
             assert part.bad_row_count == 4
             writer.commit([part], epoch)
             assert "rows=4 policy=" in caplog.text
-        with client_of(worker.address) as client, client.recv([SMALL_TASK], timeout=20) as batches:
-            got = [payload for _, payload in collect(batches, 8)]
+        got = [payload for _, payload in take(worker, SMALL_TASK, 8)]
         assert got[:4] == [b"good", b"good, too"] * 2
         stories = [json.loads(each) for each in got[4:]]
         assert [(each["row"], each["partition"], each["task"]) for each in stories] == [
@@ -327,7 +316,7 @@ def test_a_stream_may_be_sent_as_it_is_computed(timeout: str, caplog: pytest.Log
         assert logged(caplog, "sink.waiting")
         assert not wait([waiting], timeout=2).done, "the timeout is for workers that are out of reach"
         assert queued(worker, SMALL_TASK) >= 100
-        assert take(worker, SMALL_TASK, 300) == list(range(300))
+        assert numbers(take(worker, SMALL_TASK, 300)) == list(range(300))
         writer.commit([waiting.result(20)], 0)
         assert metric(worker, STAGED) == 0
 
