@@ -6,13 +6,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.executors import Do, pipeline, waiting
+from helpers.program import in_threads
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, passing
 
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
@@ -232,10 +232,8 @@ def test_wait_in_another_thread_covers_a_kill(cluster: LocalCluster) -> None:
     spout.outputs = ("number",)
     topology = pipeline({"s": spout, "a": slow, "b": Do(lambda _: None)})
     running = cluster.submit("t", {"topology.workers": 2}, topology)  # the first worker has "a" and "s"
-    with ThreadPoolExecutor(1) as pool:
-        waited = pool.submit(running.wait, SECONDS)
+    with in_threads(partial(running.wait, SECONDS)) as (waited,):
         eventually(lambda: running.captured.received_tuples("a"), SECONDS)
         running.kill_worker(0)
         assert not waited.done()
-        waited.result(SECONDS)
     assert len(running.captured.received_tuples("a")) > 4

@@ -14,6 +14,7 @@ import pytest
 from helpers.executors import Do, Sink, bolts_of, pipeline, wait_idle
 from helpers.hosted import Hosted, assign, host, hosted
 from helpers.logged import logged
+from helpers.program import in_threads
 
 from tuplewire import Client, TaskGroup
 from tuplewire.errors import ClosedError, MalformedError, MessageTooLargeError, RefusedError
@@ -424,12 +425,9 @@ def test_a_workers_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         queue = bolts_of(worker)[0].queue
         eventually(lambda: queue.statistics().arrived == COUNT, SECONDS, "all are in the queue or executed")
         assert arrived == []
-        closing = threading.Thread(target=worker.close, args=(SECONDS,))
-        closing.start()
-        eventually(lambda: "spouts stop" in notes.seen, SECONDS)
-        notes.go.set()
-        closing.join(SECONDS)
-        assert not closing.is_alive()
+        with in_threads(partial(worker.close, SECONDS)):
+            eventually(lambda: "spouts stop" in notes.seen, SECONDS)
+            notes.go.set()
         ends = ["spouts stop", "last tuple executed", "transfer", "executors end", "link closes"]
         assert notes.seen[3:] == ends
         eventually(lambda: len(arrived) == COUNT, SECONDS)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
+from helpers.program import in_threads
 
 from tuplewire.errors import ClosedError
 from tuplewire_service.testing import eventually
@@ -39,15 +42,11 @@ def test_batches_come_out_in_order() -> None:
 def test_publisher_waits_for_room() -> None:
     """Publishers wait for space; the queue never exceeds its capacity and loses nothing."""
     queue = ReceiveQueue(7)
-    publishers = [threading.Thread(target=queue.publish, args=(column(range(100), task),)) for task in (1, 2)]
-    for publisher in publishers:
-        publisher.start()
     taken: list[AddressedTuples] = []
-    while sum(len(each.tuples) for each in taken) < 200:
-        assert queue.statistics().population <= 7
-        taken += queue.consume(3, timeout=10)
-    for publisher in publishers:
-        publisher.join()
+    with in_threads(*(partial(queue.publish, column(range(100), task)) for task in (1, 2))):
+        while sum(len(each.tuples) for each in taken) < 200:
+            assert queue.statistics().population <= 7
+            taken += queue.consume(3, timeout=10)
     for task in (1, 2):
         assert numbers(each for each in taken if each.task == task) == list(range(100))
 
@@ -93,20 +92,12 @@ def test_wake_ends_the_wait() -> None:
 def test_close_ends_every_wait() -> None:
     """A waiting publisher gets an error, and queued tuples can still be consumed."""
     queue = ReceiveQueue(1)
-    raised: list[ClosedError] = []
-
-    def publish() -> None:
-        try:
-            queue.publish(column([1, 2]))
-        except ClosedError as error:
-            raised.append(error)
-
-    publisher = threading.Thread(target=publish)
-    publisher.start()
-    eventually(lambda: queue.statistics().population == 1)
-    queue.close()
-    publisher.join()
-    assert "its executor has stopped" in str(raised[0])
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(queue.publish, column([1, 2]))
+        eventually(lambda: queue.statistics().population == 1)
+        queue.close()
+    with pytest.raises(ClosedError, match="its executor has stopped"):
+        publishing.result()
     assert numbers(queue.consume(5)) == [1]
     assert queue.consume(5) == []
     with pytest.raises(ClosedError):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from helpers.executors import Sink, alone, pipeline, wait_idle
 from helpers.logged import logged
+from helpers.program import in_threads
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.executors import check_slots
@@ -337,24 +338,20 @@ def test_output_waits_for_its_reader() -> None:
     """A bolt waits if the mailbox is full, until its rows are taken or discarded."""
     inbox = ControlInbox(max_tuples=2)
     inbox.put_tuples([run_of(2)])
-    entered, left = threading.Event(), threading.Event()
+    entered = threading.Event()
 
     def put() -> None:
         entered.set()
         inbox.put_tuples([run_of(5)])
         inbox.put_tuples([run_of(1)])
-        left.set()
 
-    thread = threading.Thread(target=put)
-    thread.start()
-    assert entered.wait(60)
-    first: list[EmittedTuples] = []
-    while len(first) < 2:
-        first += inbox.take_all(60)[1]
-    assert [len(run.tuples) for run in first[:2]] == [2, 5]
-    inbox.discard()
-    assert left.wait(60)
-    thread.join()
+    with in_threads(put):
+        assert entered.wait(60)
+        first: list[EmittedTuples] = []
+        while len(first) < 2:
+            first += inbox.take_all(60)[1]
+        assert [len(run.tuples) for run in first[:2]] == [2, 5]
+        inbox.discard()
     assert inbox.take_all(0.0) == ([], [])
 
 
