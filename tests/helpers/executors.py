@@ -99,13 +99,16 @@ class Do(BasicBolt):
             collector.emit([result])
 
 
-def pipeline(components: Mapping[str, Any], tasks: int = 1) -> Topology:
-    """Return a spout and bolts of this many tasks; each bolt takes the tuples of the component before it."""
+def pipeline(components: Mapping[str, Any], tasks: int = 1, executors: int = 0) -> Topology:
+    """Return a spout and bolts; each bolt takes the tuples of the component before it.
+
+    tasks: of each bolt. executors: of each bolt; 0 means one for each task.
+    """
     builder = TopologyBuilder()
     (source, spout), *bolts = components.items()
     builder.set_spout(source, spout)
     for name, bolt in bolts:
-        builder.set_bolt(name, bolt, tasks).shuffle_grouping(source)
+        builder.set_bolt(name, bolt, executors or tasks).set_num_tasks(tasks).shuffle_grouping(source)
         source = name
     return builder.create_topology()
 

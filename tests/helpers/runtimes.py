@@ -7,6 +7,7 @@ components write events to files in a directory, because they may run in another
 from __future__ import annotations
 
 import os
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -204,7 +205,9 @@ def passing(spout: Spout, bolt: Bolt | BasicBolt) -> Topology:
 
 
 class Running(ABC):
-    """A running topology, in any runtime."""
+    """A running topology, in any runtime. running: as the runtime returned it."""
+
+    running: Any
 
     @abstractmethod
     def finish(self) -> list[tuple[int, int]]:
@@ -226,13 +229,11 @@ class Running(ABC):
         """Return the number, the tries and the reason of each dead letter, after the end of the topology."""
         raise NotImplementedError
 
-    @abstractmethod
     def activate(self) -> None:
-        """Activate the spouts."""
+        self.running.activate()
 
-    @abstractmethod
     def deactivate(self) -> None:
-        """Deactivate the spouts."""
+        self.running.deactivate()
 
     def rest(self) -> None:  # noqa: B027 - a Spark job has no such call
         """Wait until an inactive topology is idle, if the runtime supports it."""
@@ -241,9 +242,9 @@ class Running(ABC):
         """Move a task to the other worker."""
         raise NotImplementedError
 
-    @abstractmethod
     def kill(self, task: int, notes: Notes) -> None:
         """Kill the worker of a task, as in a crash; it is restarted."""
+        os.kill(int(notes.read(f"process-{task}")[-1]), signal.SIGKILL)
 
 
 class Runtime(ABC):

@@ -1,7 +1,8 @@
 """A topology that other processes import: it counts the words of some lines, and emits counts on ticks.
 
-Some words cause faults: one raises an error, one has a count that cannot be serialized, and one blocks until
-a file exists. While another file exists, the bolt of slow_topology() is too slow: it sleeps for each word.
+Some words cause faults: one raises an error, one fails its line, one has a count that cannot be serialized,
+and one blocks until a file exists. While another file exists, the bolt of slow_topology() is too slow: it
+sleeps for each word.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
+    FailedError,
     Spout,
     Topology,
     TopologyBuilder,
@@ -27,6 +29,7 @@ from tuplewire_topology.clusters.capture import FixedTupleSpout
 LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 300
 EXPECTED = Counter(word for line in LINES for word in line.split())
 POISON = "poison"
+FAILED = "failed"
 STRANGE = "strange"
 SLOW = "slow"
 SLOW_FILE = "mine.slow"
@@ -47,7 +50,7 @@ class Lines(FixedTupleSpout):
 
 
 class Split(BasicBolt):
-    """Emits words. One word raises an error, and one waits for a file."""
+    """Emits words. One word raises an error, one fails its line, and one waits for a file."""
 
     outputs = ("word",)
 
@@ -58,6 +61,8 @@ class Split(BasicBolt):
         for word in message["line"].split():
             if word == POISON:
                 raise ValueError("an unbearable word")
+            if word == FAILED:
+                raise FailedError
             while word == SLOW and self.gate and not Path(self.gate).exists():
                 time.sleep(0.01)
             collector.emit([word])
@@ -79,13 +84,13 @@ class Count(BasicBolt):
             self.counts[message["word"]] += 1
 
 
-def topology_of(lines: list[str]) -> Topology:
+def topology_of(lines: list[str] | Spout, tick_seconds: int = 3600) -> Topology:
     """Return the topology: count has the tasks 1 and 2, lines 3, split 4 and 5."""
     builder = TopologyBuilder()
-    builder.set_spout("lines", Lines(lines))
+    builder.set_spout("lines", Lines(lines) if isinstance(lines, list) else lines)
     builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
     count = builder.set_bolt("count", Count(), 2).fields_grouping("split", "word")
-    count.add_configuration("topology.tick.tuple.freq.secs", 3600)
+    count.add_configuration("topology.tick.tuple.freq.secs", tick_seconds)
     return builder.create_topology()
 
 

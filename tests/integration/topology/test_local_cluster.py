@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import words
+from helpers.executors import pipeline
 
 from tuplewire.connection.loop import messaging_thread
 from tuplewire.errors import ConfigError, TopologyError
@@ -18,7 +20,6 @@ from tuplewire_service.testing import eventually
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
-    FailedError,
     Spout,
     SpoutOutputCollector,
     Stream,
@@ -35,47 +36,6 @@ from tuplewire_topology.clusters.capture import FeederSpout, FixedTupleSpout
 from tuplewire_topology.clusters.cluster import LocalCluster, complete_topology
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "first-topology.md"
-
-
-class Split(BasicBolt):
-    """Emits the words of a line; the line "broken" raises an error, and "failed" fails."""
-
-    outputs = ("word",)
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        if message["line"] == "broken":
-            raise ZeroDivisionError
-        if message["line"] == "failed":
-            raise FailedError
-        for word in message["line"].split():
-            collector.emit([word])
-
-
-class Count(BasicBolt):
-    """Counts words, and emits its counts at each tick."""
-
-    outputs = ("word", "count")
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        if message.is_tick:
-            for pair in self.counts.items():
-                collector.emit(pair)
-            self.counts.clear()
-        else:
-            self.counts[message["word"]] += 1
-
-
-def word_count(feeder: FeederSpout) -> Topology:
-    """Return a topology that splits and counts fed lines, and emits the counts every ten seconds."""
-    builder = TopologyBuilder()
-    builder.set_spout("lines", feeder)
-    builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
-    counter = builder.set_bolt("count", Count(), 2).fields_grouping("split", "word")
-    counter.add_configuration("topology.tick.tuple.freq.secs", 10)
-    return builder.create_topology()
 
 
 @pytest.fixture
@@ -110,9 +70,9 @@ def test_fed_tuples_are_followed_across_workers(
     if mode is not None:
         conf["storm.cluster.mode"] = mode
     with LocalCluster() as cluster:
-        running = cluster.submit("t", conf, word_count(feeder))
+        running = cluster.submit("t", conf, words.topology_of(feeder))
         for number in range(100):
-            feeder.feed(["failed" if number % 10 == 0 else "a b"], message_id=number)
+            feeder.feed([words.FAILED if number % 10 == 0 else "a b"], message_id=number)
         running.wait()
         assert sorted(feeder.failed_ids) == list(range(0, 100, 10))
         assert sorted(feeder.failed_ids + feeder.acked_ids) == list(range(100))
@@ -125,23 +85,24 @@ def test_fed_tuples_are_followed_across_workers(
 def test_time_passes_when_told(feeder: FeederSpout) -> None:
     """With simulated time, ticks follow fed tuples, once per period and only when time is advanced."""
     with LocalCluster(simulated_time=True) as cluster:
-        running = cluster.submit("t", {"topology.workers": 2}, word_count(feeder))
+        running = cluster.submit("t", {"topology.workers": 2}, words.topology_of(feeder, tick_seconds=10))
         feeder.feed(["a b a"])
         cluster.wait("t")
         cluster.advance(9.5)
         assert running.captured.tuples("count") == []
         cluster.advance(0.5)
-        assert sorted(running.captured.tuples("count")) == [("a", 2), ("b", 1)]
+        assert sorted(values[:2] for values in running.captured.tuples("count")) == [("a", 2), ("b", 1)]
         running.captured.clear()
         feeder.feed(["b"])
         cluster.wait("t")
         cluster.advance(30)
-        assert running.captured.tuples("count") == [("b", 1)]
+        counted = Counter(values[:2] for values in running.captured.tuples("count"))
+        assert counted == {("a", 2): 3, ("b", 2): 3}
 
 
 def test_complete_topology() -> None:
     """complete_topology() feeds given tuples to a topology, and returns all emitted tuples."""
-    captured = complete_topology(word_count(FeederSpout(["line"])), {"lines": [["a b"], ["c"]]})
+    captured = complete_topology(words.topology_of(FeederSpout(["line"])), {"lines": [["a b"], ["c"]]})
     assert sorted(captured.tuples("split")) == [("a",), ("b",), ("c",)]
     assert captured.tuples("lines") == [("a b",), ("c",)]
 
@@ -149,16 +110,16 @@ def test_complete_topology() -> None:
 def test_complete_topology_wants_a_spout() -> None:
     """Tuples can be given only to a spout, not to a bolt."""
     with pytest.raises(TopologyError, match="'split' is a bolt; given tuples can only replace a spout"):
-        complete_topology(word_count(FeederSpout(["line"])), {"split": [["a"]]})
+        complete_topology(words.topology_of(FeederSpout(["line"])), {"split": [["a"]]})
 
 
 def test_an_error_ends_the_topology(feeder: FeederSpout) -> None:
     """An error of a bolt in any worker ends the wait, and the status shows it."""
     with LocalCluster() as cluster:
-        running = cluster.submit("t", {"topology.workers": 4}, word_count(feeder))
+        running = cluster.submit("t", {"topology.workers": 4}, words.topology_of(feeder))
         assert cluster.status()["t"].state == "ACTIVE"
-        feeder.feed(["broken"])
-        with pytest.raises(TaskError, match="of 'split': ZeroDivisionError"):
+        feeder.feed([words.POISON])
+        with pytest.raises(TaskError, match="of 'split': ValueError"):
             cluster.wait("t")
         assert cluster.status()["t"].state == "FAILED"
         assert [error.component for error in running.errors] == ["split"]
@@ -167,7 +128,7 @@ def test_an_error_ends_the_topology(feeder: FeederSpout) -> None:
 def test_kill_finishes_what_is_on_the_way(feeder: FeederSpout) -> None:
     """A killed topology ends after its emitted tuples are processed, and leaves no thread."""
     with LocalCluster() as cluster:
-        running = cluster.submit("t", {"topology.workers": 3}, word_count(feeder))
+        running = cluster.submit("t", {"topology.workers": 3}, words.topology_of(feeder))
         for _ in range(500):
             feeder.feed(["a b"])
         cluster.kill("t")
@@ -183,10 +144,10 @@ def test_two_topologies_and_their_names(feeder: FeederSpout) -> None:
     """Two topologies run at the same time under different names; a name cannot be used again."""
     other = FeederSpout(["line"])
     with LocalCluster() as cluster:
-        one = cluster.submit("one", {"topology.workers": 2}, word_count(feeder))
-        two = cluster.submit("two", {"topology.workers": 2}, word_count(other))
+        one = cluster.submit("one", {"topology.workers": 2}, words.topology_of(feeder))
+        two = cluster.submit("two", {"topology.workers": 2}, words.topology_of(other))
         with pytest.raises(ConfigError, match="'one' runs already"):
-            cluster.submit("one", {}, word_count(feeder))
+            cluster.submit("one", {}, words.topology_of(feeder))
         feeder.feed(["a"])
         other.feed(["b"])
         one.wait()
@@ -207,14 +168,14 @@ def test_wrong_settings(feeder: FeederSpout, conf: dict[str, Any], problem: str)
     """submit() raises an error that names the wrong setting, and starts nothing."""
     with LocalCluster() as cluster:
         with pytest.raises(ConfigError, match=problem):
-            cluster.submit("t", conf, word_count(feeder))
+            cluster.submit("t", conf, words.topology_of(feeder))
         assert cluster.status() == {}
 
 
 def test_real_time_passes_by_itself(feeder: FeederSpout) -> None:
     """Real time cannot be advanced."""
     with LocalCluster() as cluster:
-        cluster.submit("t", {}, word_count(feeder))
+        cluster.submit("t", {}, words.topology_of(feeder))
         with pytest.raises(ConfigError, match="simulated_time=True"):
             cluster.advance(1)
 
@@ -222,7 +183,7 @@ def test_real_time_passes_by_itself(feeder: FeederSpout) -> None:
 def test_a_components_wrong_setting_leaves_nothing(feeder: FeederSpout) -> None:
     """submit() raises an error for a wrong setting of a component, and leaves no thread."""
     builder = TopologyBuilder()
-    builder.set_bolt("a", Split()).shuffle_grouping("z")
+    builder.set_bolt("a", words.Split()).shuffle_grouping("z")
     builder.set_spout("z", feeder).add_configuration("topology.max.spout.pending", "many")
     messaging_thread()  # starts the shared thread of the process, which remains
     before = set(threading.enumerate())
@@ -321,20 +282,17 @@ class Numbers(FixedTupleSpout):
     outputs = ("number", "at")
 
 
-def topology_of(rows: list[list[Any]], window: Window) -> Topology:
+def windowed(spout: Spout, window: Window) -> Topology:
     """Return a topology that adds up the numbers of each window."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", Numbers(rows))
-    builder.set_bolt("sums", Sums(window)).global_grouping("numbers")
-    return builder.create_topology()
+    return pipeline({"numbers": spout, "sums": Sums(window)})
 
 
-COUNTED = [[number, 0.0] for number in range(10)]
+COUNTED = Numbers([[number, 0.0] for number in range(10)])
 
 
 def test_by_count() -> None:
     """Windows of four over ten numbers: two full windows, and a last one when the topology ends."""
-    topology = topology_of(COUNTED, Window.count(4, 4))
+    topology = windowed(COUNTED, Window.count(4, 4))
     with LocalCluster() as cluster:
         sums = cluster.submit("counted", {"topology.workers": 2}, topology).finish(SECONDS).tuples("sums")
     assert [values[0] for values in sums] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7, 6 + 7 + 8 + 9]
@@ -345,7 +303,7 @@ def test_by_a_time_of_their_own() -> None:
     rows = [[1, 1.0], [2, 9.0], [4, 13.0], [8, 8.5], [16, 31.0], [32, 9.5], [64, 44.0]]
     window = Window.seconds(10, timestamp="at", lag=5, late_stream="late")
     with LocalCluster() as cluster:
-        captured = cluster.submit("timed", {}, topology_of(rows, window)).finish(SECONDS)
+        captured = cluster.submit("timed", {}, windowed(Numbers(rows), window)).finish(SECONDS)
         assert captured.tuples("sums") == [(11, 10.0), (4, 20.0), (16, 40.0), (64, 50.0)]
         assert captured.tuples("sums", "late") == [(32, 9.5)]
 
@@ -353,11 +311,8 @@ def test_by_a_time_of_their_own() -> None:
 def test_by_arrival() -> None:
     """A window of three seconds is executed each second, by the cluster's time."""
     feeder = FeederSpout(["number", "at"])
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", feeder)
-    builder.set_bolt("sums", Sums(Window.seconds(3, 1))).global_grouping("numbers")
     with LocalCluster(simulated_time=True) as cluster:
-        running = cluster.submit("arriving", {}, builder.create_topology())
+        running = cluster.submit("arriving", {}, windowed(feeder, Window.seconds(3, 1)))
         for number in (1, 2, 4, 8):
             feeder.feed([number, 0.0])
             running.wait(SECONDS)
@@ -381,6 +336,6 @@ def test_a_bolt_without_windows_is_refused() -> None:
 
 def test_configuration_is_kept() -> None:
     """A windowed bolt's own tick setting overrides the topology's setting."""
-    topology = topology_of(COUNTED, Window.seconds(2))
+    topology = windowed(COUNTED, Window.seconds(2))
     configuration: Mapping[str, Any] = topology.component("sums").configuration
     assert configuration["topology.tick.tuple.freq.secs"] == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,12 +48,6 @@ class InCluster(Running):
     def stop(self) -> None:
         self.running.close(SECONDS)
 
-    def activate(self) -> None:
-        self.running.activate()
-
-    def deactivate(self) -> None:
-        self.running.deactivate()
-
     def rest(self) -> None:
         self.finish()
 
@@ -95,9 +87,6 @@ class InProcesses(InCluster):
     def metric(self, name: str) -> float:
         pages = map(samples, self.running.metrics_urls)
         return sum(value for page in pages for each, value in page.items() if each.startswith(name))
-
-    def kill(self, task: int, notes: Notes) -> None:
-        os.kill(int(notes.read(f"process-{task}")[-1]), signal.SIGKILL)
 
 
 class Local(Runtime):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.admin import samples
-from helpers.runtimes import SECONDS, Notes, Running, Runtime, RuntimeContract, counted, typed
+from helpers.runtimes import SECONDS, Running, Runtime, RuntimeContract, counted, typed
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -30,7 +28,8 @@ class OnSpark(Running):
 
     @property
     def result(self) -> TopologyResult:
-        return self.running.result(SECONDS)
+        result: TopologyResult = self.running.result(SECONDS)
+        return result
 
     def finish(self) -> list[tuple[int, int]]:
         return typed(self.result.frames["total"].collect())
@@ -42,18 +41,9 @@ class OnSpark(Running):
         pages = [samples(each.metrics_url) for each in self.workers.endpoints]
         return sum(value for page in pages for each, value in page.items() if each.startswith(name))
 
-    def activate(self) -> None:
-        self.running.activate()
-
-    def deactivate(self) -> None:
-        self.running.deactivate()
-
     def stop(self) -> None:
         self.running.stop()
         self.running.result(SECONDS)
-
-    def kill(self, task: int, notes: Notes) -> None:
-        os.kill(int(notes.read(f"process-{task}")[-1]), signal.SIGKILL)
 
 
 class Spark(Runtime):

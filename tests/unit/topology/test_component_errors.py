@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from helpers.executors import alone, running, wait_idle
+from helpers.executors import alone, pipeline, running, wait_idle
 
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.errors import MessageError
@@ -198,9 +198,7 @@ class Same(Spout):
 
 def run(spout: Spout) -> None:
     """Run a spout in this process in strict mode."""
-    builder = TopologyBuilder()
-    builder.set_spout("spout", spout)
-    with running(builder.create_topology(), STRICT) as worker:
+    with running(pipeline({"spout": spout}), STRICT) as worker:
         wait_idle(worker, SECONDS)
 
 

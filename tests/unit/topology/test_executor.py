@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import PropertyMock
 
 import pytest
-from helpers.executors import Do, alone, bolts_of, running, wait_idle
+from helpers.executors import Do, alone, bolts_of, pipeline, running, wait_idle
 
 from tuplewire.errors import ClosedError, TopologyError
 from tuplewire.values.group import TaskGroup
@@ -31,6 +32,7 @@ from tuplewire_topology import (
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.clusters.capture import FixedTupleSpout
 from tuplewire_topology.running.receive_queue import ReceiveQueue
+from tuplewire_topology.running.statistics import Counts
 from tuplewire_topology.running.timer import SimulatedTimer, TickScheduler
 
 SECONDS = 30.0
@@ -79,15 +81,16 @@ class Numbers(FixedTupleSpout):
         self.log("close")
 
 
-def chain(spout: Spout, *bolts: Bolt | BasicBolt, parallelism: int = 1, n_tasks: int = 1) -> Topology:
-    """Return a spout "s" followed by bolts "b0", "b1", ... in a row."""
-    builder = TopologyBuilder()
-    builder.set_spout("s", spout)
-    source = "s"
-    for number, bolt in enumerate(bolts):
-        builder.set_bolt(f"b{number}", bolt, parallelism).set_num_tasks(n_tasks).shuffle_grouping(source)
-        source = f"b{number}"
-    return builder.create_topology()
+def chain(spout: Spout, *bolts: Bolt | BasicBolt, **more: int) -> Topology:
+    """Return a spout "s" followed by bolts "b0", "b1", ... in a row. more: see pipeline()."""
+    return pipeline({"s": spout, **{f"b{number}": bolt for number, bolt in enumerate(bolts)}}, **more)
+
+
+def run(topology: Topology, conf: Mapping[str, Any] | None = None, **more: Any) -> list[Counts]:
+    """Run a topology to its end, and return the counts of its bolts."""
+    with running(topology, conf, **more) as worker:
+        assert wait_idle(worker, SECONDS)
+        return [bolt.tally.snapshot() for bolt in bolts_of(worker)]
 
 
 def test_tasks_of_an_executor_share_a_thread() -> None:
@@ -98,9 +101,8 @@ def test_tasks_of_an_executor_share_a_thread() -> None:
         def execute(self, message: Tuple) -> None:  # noqa: ARG002
             threads.setdefault(self.context.task, set()).add(threading.current_thread().name)
 
-    topology = chain(Numbers(100, Log()), Place(), parallelism=2, n_tasks=4)
-    with running(topology) as worker:
-        assert wait_idle(worker, SECONDS)
+    topology = chain(Numbers(100, Log()), Place(), executors=2, tasks=4)
+    run(topology)
     assert threads == {
         1: {"executor b0 1-2"},
         2: {"executor b0 1-2"},
@@ -114,8 +116,7 @@ def test_life_of_a_spout() -> None:
     log = Log()
     builder = TopologyBuilder()
     builder.set_spout("s", Numbers(0, log)).add_configuration("mine", 2)
-    with running(builder.create_topology(), {"mine": 1}) as worker:
-        assert wait_idle(worker, SECONDS)
+    run(builder.create_topology(), {"mine": 1})
     assert log.seen == [("open", 2, "executor s 1-1"), "activate", "deactivate", "close"]
 
 
@@ -180,8 +181,7 @@ def test_a_bolt_may_send_to_itself() -> None:
     builder = TopologyBuilder()
     builder.set_spout("s", Numbers(5, Log()))
     builder.set_bolt("b", Again()).shuffle_grouping("s").shuffle_grouping("b")
-    with running(builder.create_topology(), {"topology.executor.receive.buffer.size": 2}) as worker:
-        assert wait_idle(worker, SECONDS)
+    run(builder.create_topology(), {"topology.executor.receive.buffer.size": 2})
     assert len(seen.seen) == 1 + 2 + 5 + 16 + 65
 
 
@@ -242,10 +242,8 @@ def test_policy_skip_counts_and_goes_on() -> None:
     log, told = Log(), Log()
 
     topology = chain(Numbers(10, log), Do(broken))
-    with running(topology, {"topology.error.policy": "skip"}, on_error=told) as worker:
-        assert wait_idle(worker, SECONDS)
-        (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
-        assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
+    (counts,) = run(topology, {"topology.error.policy": "skip"}, on_error=told)
+    assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
     assert [(error.component, error.task, error.tuple.values) for error in told.seen] == [
         ("b0", 1, (number,)) for number in (0, 3, 6, 9)
     ]
@@ -263,10 +261,8 @@ def test_policy_dead_letter_keeps_the_tuple(*, taken: bool) -> None:
         return taken
 
     conf = {"topology.error.policy": "dead_letter"}
-    with running(chain(Numbers(10, log), Do(broken)), conf, on_dead_letter=take) as worker:
-        assert wait_idle(worker, SECONDS)
-        (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
-        assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
+    (counts,) = run(chain(Numbers(10, log), Do(broken)), conf, on_dead_letter=take)
+    assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
     assert [letter.tuple["number"] for letter in letters] == [0, 3, 6, 9]
     assert letters[0].reason.startswith("ZeroDivisionError: ")
     failed = [entry[1] for entry in log.seen if entry[0] == "fail"]
@@ -287,9 +283,7 @@ def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
             raise ZeroDivisionError(message["number"])
 
     conf = {"topology.error.policy": "dead_letter", "topology.error.tries": tries}
-    with running(chain(Numbers(10, Log()), Do(twice)), conf, on_dead_letter=letters.append) as worker:
-        assert wait_idle(worker, SECONDS)
-        (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
+    (counts,) = run(chain(Numbers(10, Log()), Do(twice)), conf, on_dead_letter=letters.append)
     lost = range(10) if tries == 1 else [5]
     assert [(letter.tuple["number"], letter.tries) for letter in letters] == [(each, tries) for each in lost]
     assert counts.acked == 10 - len(lost)
@@ -309,8 +303,7 @@ def test_error_in_a_grouping_loses_one_tuple() -> None:
     builder = TopologyBuilder()
     builder.set_spout("s", Numbers(10, log))
     builder.set_bolt("b", Do(lambda t: seen(t[0]))).custom_grouping("s", NoSevens())
-    with running(builder.create_topology(), {"topology.error.policy": "skip"}) as worker:
-        assert wait_idle(worker, SECONDS)
+    run(builder.create_topology(), {"topology.error.policy": "skip"})
     assert sorted(seen.seen) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
     assert [entry for entry in log.seen if entry[0] == "fail"] == [("fail", 7)]
 
@@ -321,8 +314,7 @@ def test_always_serialize_finds_what_does_not_travel() -> None:
     spout = Numbers(3, log)
     spout._tuples = [[0], [object()], [2]]
     conf = {"topology.testing.always.try.serialize": True, "topology.error.policy": "skip"}
-    with running(chain(spout, Do(lambda t: seen(t[0]))), conf) as worker:
-        assert wait_idle(worker, SECONDS)
+    run(chain(spout, Do(lambda t: seen(t[0]))), conf)
     assert seen.seen == [0, 2]
     outcomes = sorted(entry for entry in log.seen if entry[0] in {"ack", "fail"})
     assert outcomes == [("ack", 0), ("ack", 2), ("fail", 1)]
@@ -330,7 +322,7 @@ def test_always_serialize_finds_what_does_not_travel() -> None:
 
 def test_executor_is_not_split() -> None:
     """A worker refuses a part of an executor's tasks."""
-    topology = chain(Numbers(1, Log()), Do(lambda _: None), parallelism=1, n_tasks=2)
+    topology = chain(Numbers(1, Log()), Do(lambda _: None), executors=1, tasks=2)
     with pytest.raises(TopologyError, match="tasks 1 to 2 share an executor"):
         alone(topology, tasks=[1])
 
@@ -367,8 +359,7 @@ def test_an_acked_tuple_is_not_tried_again() -> None:
             raise ValueError
 
     conf = {"topology.error.tries": 3, "topology.error.policy": "skip"}
-    with running(chain(Numbers(2, Log()), Early()), conf) as worker:
-        assert wait_idle(worker, SECONDS)
+    run(chain(Numbers(2, Log()), Early()), conf)
     assert seen.seen == [0, 1]
 
 
