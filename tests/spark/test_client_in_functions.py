@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from helpers import queries
 from helpers.topology import collect
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -169,15 +170,9 @@ def test_the_query_that_forgets_fails(spark: SparkSession, handle: ClientHandle,
         done.append(batch)
 
     numbers_frame(spark, 20).write.parquet(str(tmp_path / "numbers"))
-    query = (
-        spark.readStream.schema("id bigint")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(tmp_path / "numbers"))
-        .writeStream.foreachBatch(send)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
+    files = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 1)
+    read = files.parquet(str(tmp_path / "numbers"))
+    query = queries.start(read.writeStream.foreachBatch(send), tmp_path / "checkpoint", availableNow=True)
     with pytest.raises(PySparkException, match="UnflushedMessagesError: a function has sent messages"):
         query.awaitTermination(110)
     assert done == [0]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from helpers import queries
 from helpers.consumers import FollowingConsumer
 from helpers.drivers import TOPOLOGY, Kubelet, local_cluster, report, run_driver
 from pyspark.sql import SparkSession
@@ -171,16 +172,9 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> None:
     )
     where = {"address": address, "topology": TOPOLOGY}
     gate = Gate(home)
-    query = (
-        spark.readStream.format("tuplewire")
-        .options(**where, tasks="1-4")
-        .load()
-        .select("task", "message")
-        .mapInArrow(gate, "task int, message binary")
-        .writeStream.format("tuplewire")
-        .options(**where, checkpointLocation=str(home / "checkpoint"))
-        .start()
-    )
+    read = queries.stream(spark, {**where, "tasks": "1-4"}).select("task", "message")
+    rows = read.mapInArrow(gate, "task int, message binary")
+    query = queries.start_sink(rows, where, home / "checkpoint")
     stack.callback(query.stop)
     flow = Flow(query, address, stack)
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers import eventually
+from helpers import eventually, queries
 from helpers.moving_workers import ELSEWHERE, TASK, Workers
 from helpers.topology import TOPOLOGY, numbered, status
 from helpers.traffic import client_of
@@ -45,9 +45,8 @@ def test_moves_drains_and_restarts_under_a_query(spark: SparkSession, tmp_path: 
             return sum(each.queued_messages for each in there if each.task == TASK)
 
         where = {"address": workers.running["a"].address, "topology": TOPOLOGY, "tasks": str(TASK)}
-        frame = spark.readStream.format("tuplewire").options(**where).load()
-        checkpoint = str(tmp_path / "checkpoint")
-        query = frame.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).start()
+        writer = queries.stream(spark, where).writeStream.foreachBatch(take)
+        query = queries.start(writer, tmp_path / "checkpoint")
         send("a")
         eventually(all_came, SECONDS, "the query runs")
         for owner in "bc":

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers import eventually
+from helpers import eventually, queries
 from helpers.consumers import FollowingConsumer
 from helpers.moving_workers import TASK, Workers
 from helpers.topology import TOPOLOGY
@@ -22,18 +22,10 @@ ROWS = 40
 
 def start(spark: SparkSession, workers: Workers, checkpoint: Path) -> StreamingQuery:
     """Write numbers to the task, continuing from the checkpoint; each start is another run."""
-    return (
-        spark.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", ROWS)
-        .option("numPartitions", 1)
-        .load()
-        .selectExpr(f"{TASK} as task", "cast(value as string) as message")
-        .writeStream.format("tuplewire")
-        .option("address", ",".join(each.address for each in workers.running.values()))
-        .option("topology", TOPOLOGY)
-        .option("checkpointLocation", str(checkpoint))
-        .start()
-    )
+    numbers = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=ROWS, numPartitions=1).load()
+    rows = numbers.selectExpr(f"{TASK} as task", "cast(value as string) as message")
+    addresses = ",".join(each.address for each in workers.running.values())
+    return queries.start_sink(rows, {"address": addresses, "topology": TOPOLOGY}, checkpoint)
 
 
 def test_moves_drains_and_restarts_under_a_sink(spark: SparkSession, tmp_path: Path) -> None:

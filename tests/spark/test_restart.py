@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import eventually
+from helpers import eventually, queries
 from helpers.drivers import as_program
 from helpers.topology import collect, numbered, status
 from pyspark.sql import SparkSession
@@ -30,21 +30,10 @@ DRIVER_SECONDS = 180
 
 def start(spark: SparkSession, address: str, directory: Path, **trigger: Any) -> StreamingQuery:
     """Start the query, from its checkpoint if there is one."""
-    return (
-        spark.readStream.format("tuplewire")
-        .option("address", address)
-        .option("topology", "spark")
-        .option("tasks", "1-4")
-        .option("maxMessagesPerTrigger", "100")
-        .load()
-        .selectExpr("task + 4 as task", "concat_ws(' ', source, sequence, message) as message")
-        .writeStream.format("tuplewire")
-        .option("address", address)
-        .option("topology", "spark")
-        .option("checkpointLocation", str(directory / "checkpoint"))
-        .trigger(**trigger)
-        .start()
-    )
+    where = {"address": address, "topology": "spark"}
+    read = queries.stream(spark, {**where, "tasks": "1-4", "maxMessagesPerTrigger": "100"})
+    rows = read.selectExpr("task + 4 as task", "concat_ws(' ', source, sequence, message) as message")
+    return queries.start_sink(rows, where, directory / "checkpoint", **trigger)
 
 
 @contextmanager

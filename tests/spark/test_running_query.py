@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import eventually
+from helpers import eventually, queries
+from helpers.program import in_threads
 from helpers.restartable import RestartableWorker, restartable
 from helpers.topology import TOPOLOGY, numbered, queued
 from helpers.traffic import client_of
@@ -67,14 +68,7 @@ def start(
 ) -> StreamingQuery:
     """Start a query on the task."""
     where = {"address": worker.endpoint.address, "topology": TOPOLOGY, "tasks": str(TASK), **more}
-    return (
-        spark.readStream.format("tuplewire")
-        .options(**where)
-        .load()
-        .writeStream.foreachBatch(seen.add)
-        .option("checkpointLocation", str(checkpoint))
-        .start()
-    )
+    return queries.start(queries.stream(spark, where).writeStream.foreachBatch(seen.add), checkpoint)
 
 
 def test_a_worker_dies_under_a_query(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
@@ -143,14 +137,12 @@ def test_a_slow_query_holds_its_senders_up(
     seen = Seen()
     seen.hold()
     client = client_of(worker.endpoint.address, max_pending_messages=QUEUE, max_block_seconds=SECONDS)
-    with client:
 
-        def send() -> None:
-            for number in range(0, count, 20):
-                client.send(numbered(TASK, range(number, number + 20)))
+    def send() -> None:
+        for number in range(0, count, 20):
+            client.send(numbered(TASK, range(number, number + 20)))
 
-        sender = threading.Thread(target=send)
-        sender.start()
+    with client, in_threads(send) as (sending,):
         query = start(spark, worker, tmp_path / "checkpoint", seen)
 
         def is_full() -> bool:
@@ -161,9 +153,9 @@ def test_a_slow_query_holds_its_senders_up(
         eventually(is_full, SECONDS, "worker and sender hold what they may")
         assert not client.try_send(numbered(TASK, range(1)))
         assert client.ledger().accepted == 2 * QUEUE
-        assert sender.is_alive()
+        assert not sending.done()
         seen.goes.set()
-        sender.join(SECONDS)
+        sending.result(SECONDS)
         client.flush(SECONDS)
         seen.wait_for(count)
         query.stop()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import queries
 from helpers.topology import status
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -91,17 +92,9 @@ def rows(spark: SparkSession, count: int) -> DataFrame:
 
 def forward(spark: SparkSession, workers: Any, place: Path, *columns: str, **more: str) -> StreamingQuery:
     """Stream tasks 1 and 2 to tasks 3 and 4, until everything is read."""
-    query = (
-        spark.readStream.format("tuplewire")
-        .options(**options(workers, tasks="1,2", **more))
-        .load()
-        .selectExpr("task + 2 as task", "message", *columns)
-        .writeStream.format("tuplewire")
-        .options(**options(workers))
-        .option("checkpointLocation", str(place / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
+    read = queries.stream(spark, options(workers, tasks="1,2", **more))
+    rows = read.selectExpr("task + 2 as task", "message", *columns)
+    query = queries.start_sink(rows, options(workers), place / "checkpoint", availableNow=True)
     assert query.awaitTermination(110)
     return query
 
@@ -256,17 +249,9 @@ def test_an_old_checkpoint_with_other_rows(spark: SparkSession, workers: Any, tm
 
     def publish(file: str, numbers: range) -> StreamingQuery:
         (source / file).write_text("".join(f"{number}\n" for number in numbers))
-        query = (
-            spark.readStream.format("text")
-            .load(str(source))
-            .selectExpr("1 + cast(value as int) % 4 as task", "value as message")
-            .repartition(3)
-            .writeStream.format("tuplewire")
-            .options(**options(workers))
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
+        lines = spark.readStream.format("text").load(str(source))
+        rows = lines.selectExpr("1 + cast(value as int) % 4 as task", "value as message").repartition(3)
+        query = queries.start_sink(rows, options(workers), checkpoint, availableNow=True)
         query.processAllAvailable()
         return query
 
@@ -288,18 +273,12 @@ def test_the_tasks_of_a_query_change(spark: SparkSession, workers: Any, tmp_path
     """A restarted query reads new tasks, and stops reading a removed task once that is allowed."""
     rows: list[tuple[int, bytes]] = []
 
+    def take(frame: DataFrame, _batch: int) -> None:
+        rows.extend((row.task, bytes(row.message)) for row in frame.collect())
+
     def run(tasks: str, **more: str) -> None:
-        query = (
-            spark.readStream.format("tuplewire")
-            .options(**options(workers, tasks=tasks, **more))
-            .load()
-            .writeStream.foreachBatch(
-                lambda frame, _: rows.extend((row.task, bytes(row.message)) for row in frame.collect())
-            )
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
+        read = queries.stream(spark, options(workers, tasks=tasks, **more))
+        query = queries.start(read.writeStream.foreachBatch(take), tmp_path / "checkpoint", availableNow=True)
         assert query.awaitTermination(110)
 
     def send(tasks: list[int], text: bytes) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import eventually
+from helpers import eventually, queries
+from helpers.program import in_threads
 from helpers.restartable import RestartableWorker, restartable
-from helpers.topology import TOPOLOGY, collect, numbers, queued
-from helpers.traffic import client_of
+from helpers.topology import TOPOLOGY, numbers, queued
+from helpers.traffic import take
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -46,16 +46,9 @@ def test_a_query_stops_while_nobody_consumes(
 ) -> None:
     """A query without a consumer stops in time; with exactlyOnce, its commits do not wait for a consumer."""
     commits = tmp_path / "checkpoint" / "commits"
-    query = (
-        spark.readStream.format("rate")
-        .option("rowsPerSecond", "200")
-        .load()
-        .selectExpr(f"{TASK} as task", "lpad(value, 12, '0') as message")
-        .writeStream.format("tuplewire")
-        .options(**options(worker, guarantee))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .start()
-    )
+    numbers = spark.readStream.format("rate").option("rowsPerSecond", "200").load()
+    rows = numbers.selectExpr(f"{TASK} as task", "lpad(value, 12, '0') as message")
+    query = queries.start_sink(rows, options(worker, guarantee), tmp_path / "checkpoint")
     eventually(lambda: queued(worker.endpoint, TASK) >= QUEUE, SECONDS, "the queue is full")
     time.sleep(1)  # no condition shows that a commit or a task waits now
     began = time.monotonic()
@@ -72,7 +65,6 @@ def test_a_cancelled_write_ends_while_nobody_consumes(
 ) -> None:
     """A cancelled write ends in time; with exactlyOnce, the worker has all rows and delivers them later."""
     rows = spark.range(500).selectExpr(f"{TASK} as task", "lpad(id, 12, '0') as message")
-    ended = threading.Event()
     where = options(worker, guarantee)
 
     def write() -> None:
@@ -80,14 +72,10 @@ def test_a_cancelled_write_ends_while_nobody_consumes(
         spark.sparkContext.setJobGroup("waits", "a write that waits", interruptOnCancel=True)
         with contextlib.suppress(PySparkException, Py4JJavaError):
             rows.coalesce(1).write.format("tuplewire").mode("append").options(**where).save()
-        ended.set()
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    eventually(lambda: queued(worker.endpoint, TASK) >= QUEUE, SECONDS, "the queue is full")
-    spark.sparkContext.cancelJobGroup("waits")
-    assert ended.wait(STOPS_WITHIN)
-    thread.join()
+    with in_threads(write) as (writing,):
+        eventually(lambda: queued(worker.endpoint, TASK) >= QUEUE, SECONDS, "the queue is full")
+        spark.sparkContext.cancelJobGroup("waits")
+        writing.result(STOPS_WITHIN)
     if guarantee == "exactlyOnce":
-        with client_of(worker.endpoint.address) as client, client.recv([TASK]) as batches:
-            assert numbers(collect(batches, 500)) == list(range(500))
+        assert numbers(take(worker.endpoint, TASK, 500)) == list(range(500))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import eventually
+from helpers import eventually, queries
 from helpers.consumers import RowCounter
 from helpers.drivers import as_program
 from helpers.topology import metric, workers_with
@@ -87,20 +87,13 @@ def test_stalled_consumers_make_queries_wait(tmp_path: Path) -> None:
 def start(spark: SparkSession, address: str, place: Path, guarantee: str, **trigger: Any) -> StreamingQuery:
     """Start a query of two Spark tasks, from its checkpoint if there is one."""
     ((first,), _) = GUARANTEES[guarantee].values()
-    return (
-        spark.readStream.format("rate")
-        .options(rowsPerSecond=1000, numPartitions=2)
-        .load()
-        .selectExpr(
-            f"cast(value % 2 + {first} as int) as task",
-            "concat(lpad(value, 12, '0'), repeat(' ', 988)) as message",
-        )
-        .writeStream.format("tuplewire")
-        .options(topology="spark", timeout=TIMEOUT, address=address, deliveryGuarantee=guarantee)
-        .option("checkpointLocation", str(place / guarantee))
-        .trigger(**trigger)
-        .start()
+    numbers = spark.readStream.format("rate").options(rowsPerSecond=1000, numPartitions=2).load()
+    rows = numbers.selectExpr(
+        f"cast(value % 2 + {first} as int) as task",
+        "concat(lpad(value, 12, '0'), repeat(' ', 988)) as message",
     )
+    where = {"address": address, "topology": "spark", "timeout": TIMEOUT, "deliveryGuarantee": guarantee}
+    return queries.start_sink(rows, where, place / guarantee, **trigger)
 
 
 def main(address: str, directory: str) -> None:
