@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers import doubling as doubling_module
-from helpers.doubling import Numbers, doubling
+from helpers import queries
+from helpers.doubling import Double, DoubleAndFail, Numbers, doubling
 from helpers.drivers import report, run_driver
 from helpers.tools import missing
 from pyspark import cloudpickle
@@ -26,7 +27,6 @@ from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark import ClientHandle, membership, register
 from tuplewire_demos.local_session import local_session
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Tuple
 from tuplewire_topology.running.statistics import ProcessFailedError
 from tuplewire_topology.spark import Rows, TopologyProgress, run_topology, submit_topology
 
@@ -36,20 +36,6 @@ CLIENT_SECONDS = 200.0
 SECONDS = 100.0
 COUNT = 1000
 TWO = {"topology.workers": 2, "topology.max.spout.pending": 100}
-
-
-class Pass(BasicBolt):
-    """Emits each number unchanged, and raises an error at one number."""
-
-    outputs = ("number",)
-
-    def __init__(self, raises_at: int = -1) -> None:
-        self.raises_at = raises_at
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        if message["number"] == self.raises_at:
-            raise LookupError("no such number")
-        collector.emit([message["number"]])
 
 
 def refused(action: Callable[[], object]) -> str:
@@ -128,24 +114,10 @@ def of_rows(spark: SparkSession, address: str, directory: str) -> None:
     rows.where("message < '500'").write.format("tuplewire").mode("append").options(**where).save()
     rows.where("message >= '500'").mapInArrow(send, "task int").count()
     checkpoints = Path(directory)
-    arrived = spark.readStream.format("tuplewire").options(**where, tasks="1,2").load()
-    (
-        arrived.selectExpr("task + 2 as task", "message")
-        .writeStream.format("tuplewire")
-        .options(**where)
-        .option("checkpointLocation", str(checkpoints / "sink"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
-    passed = spark.readStream.format("tuplewire").options(**where, tasks="3,4").load()
-    (
-        passed.writeStream.foreachBatch(send_batch)
-        .option("checkpointLocation", str(checkpoints / "foreachBatch"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
+    arrived = queries.stream(spark, {**where, "tasks": "1,2"}).selectExpr("task + 2 as task", "message")
+    queries.start_sink(arrived, where, checkpoints / "sink", availableNow=True).awaitTermination()
+    passed = queries.stream(spark, {**where, "tasks": "3,4"}).writeStream.foreachBatch(send_batch)
+    queries.start(passed, checkpoints / "foreachBatch", availableNow=True).awaitTermination()
     frame = spark.read.format("tuplewire").options(**where, tasks="5").load()
     report("rows", frame.count())
     report("different rows", frame.select("message").distinct().count())
@@ -156,18 +128,18 @@ def of_rows(spark: SparkSession, address: str, directory: str) -> None:
 def of_topologies(spark: SparkSession, *workers: str) -> None:
     """Run, stop and cancel topologies, and report the errors of unsupported calls."""
     numbers = spark.range(COUNT).withColumnRenamed("id", "number")
-    endless = doubling(Numbers(None), Pass())
+    endless = doubling(Numbers(None), Double())
     report("slots", refused(lambda: submit_topology(spark, endless, conf={"topology.workers": 7})))
     report("membership", refused(lambda: membership(spark, range(4))))
     report("session", refused(local_session("another").__enter__))
 
-    outputs = {"double": "number long"}
-    of_rows = doubling(Rows("number"), Pass(), 2)
+    outputs = {"double": "number long, doubled long"}
+    of_rows = doubling(Rows("number"), Double(), 2)
     result = run_topology(spark, of_rows, conf=TWO, rows=numbers, outputs=outputs, workers=workers)
     report("rows", sorted(row["number"] for row in result.frame.collect()))
 
     try:
-        run_topology(spark, doubling(Numbers(None), Pass(77)), conf=TWO, workers=workers)
+        run_topology(spark, doubling(Numbers(None), DoubleAndFail(77)), conf=TWO, workers=workers)
     except ProcessFailedError as error:
         report("failure", [str(error), *error.__notes__])
 

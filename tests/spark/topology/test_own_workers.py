@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 from helpers import eventually
 from helpers.admin import samples
 from helpers.browser import page_data, web_viewer
-from helpers.doubling import Double, Numbers, doubling
+from helpers.doubling import CountedDouble, DoubleAndDie, Numbers, doubling
 from helpers.measured_words import added_up
 from helpers.ports import listening_hosts
 from pyspark.sql import SparkSession
@@ -25,7 +23,6 @@ from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.wire import control_pb2, messaging_pb2
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
-from tuplewire_topology import BasicOutputCollector, TopologyContext, Tuple
 from tuplewire_topology.spark import run_topology, submit_topology
 
 pytestmark = pytest.mark.spark
@@ -36,30 +33,6 @@ N_WORKERS = 3
 LAST = 1000
 DEATHS = 2
 WATCH = r"TUPLEWIRE_TOKEN_FILE=(/\S+) tuplewire top --web --address (\S+)"
-
-
-class CountedDouble(Double):
-    """Counts the numbers."""
-
-    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
-        self.doubled = context.register_counter("doubled")
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        self.doubled.inc()
-        super().execute(message, collector)
-
-
-class DoubleAndDie(CountedDouble):
-    """Also kills its process at one number, in each of the first two generations."""
-
-    def __init__(self, notes: Path) -> None:
-        self.notes = notes
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        if message["number"] == LAST // 2 and len(list(self.notes.glob("died-*"))) < DEATHS:
-            (self.notes / f"died-{os.getpid()}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().execute(message, collector)
 
 
 def started(topology: str) -> dict[Path, dict[str, str]]:
@@ -174,7 +147,7 @@ def test_a_process_is_lost_in_each_generation(
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     result = run_topology(
         spark,
-        doubling(Numbers(LAST, tmp_path), DoubleAndDie(tmp_path)),
+        doubling(Numbers(LAST, tmp_path), DoubleAndDie(LAST // 2, tmp_path, DEATHS)),
         conf={"topology.workers": 2, "topology.max.spout.pending": 100},
         outputs={"double": "number long, doubled long"},
         name="mortal",

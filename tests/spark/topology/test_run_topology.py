@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from helpers import eventually
 from helpers.admin import samples
-from helpers.doubling import Double, Numbers, doubling
+from helpers.doubling import Double, DoubleAndDie, DoubleAndFail, Numbers, doubling
 from helpers.measured_words import added_up
 from pyspark.sql import SparkSession
 
@@ -42,10 +40,6 @@ COUNT = 3000
 STILL_SECONDS = 30.0
 
 
-def quiet(_: TopologyProgress) -> None:
-    """Ignore progress."""
-
-
 @pytest.fixture(scope="module")
 def endpoints(spark: SparkSession) -> Iterator[list[Endpoint]]:  # noqa: ARG001 - Spark forks: start it first
     """Run two workers that all topologies here use, one after the other."""
@@ -65,7 +59,7 @@ Run = Callable[..., TopologyResult]
 @pytest.fixture
 def run(spark: SparkSession, workers: list[str]) -> Run:
     """Return a function that runs a topology to its end in two PySpark tasks on the workers."""
-    return partial(run_topology, spark, conf=TWO, workers=workers, progress=quiet)
+    return partial(run_topology, spark, conf=TWO, workers=workers, progress=lambda _: None)
 
 
 Submit = Callable[..., SparkTopology]
@@ -77,22 +71,16 @@ def submit(spark: SparkSession, workers: list[str]) -> Submit:
     return partial(submit_topology, spark, conf=TWO, workers=workers)
 
 
-class Fail(Double):
-    """Raises an error at one number, and records each start."""
+class Fail(DoubleAndFail):
+    """Records each start."""
 
     def __init__(self, at: int, notes: Path) -> None:
-        self.at = at
+        super().__init__(at)
         self.notes = notes
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
         with (self.notes / "begun").open("a") as file:
             file.write("x")
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        if message["number"] == self.at:
-            what_is_wrong = "no such number"
-            raise LookupError(what_is_wrong)
-        super().execute(message, collector)
 
 
 class FailInTurn(Double):
@@ -120,24 +108,12 @@ class FailToPrepare(Double):
         raise ConnectionError(f"no database for task {context.task}")
 
 
-class DieAndRefuse(Double):
-    """Counts numbers, but kills its process at one number, once, and raises an error at each tenth number."""
-
-    def __init__(self, at: int, notes: Path) -> None:
-        self.at = at
-        self.notes = notes
-
-    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
-        self.seen = context.register_counter("seen")
+class DieAndRefuse(DoubleAndDie):
+    """Also raises an error at each tenth number."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        died = self.notes / "died"
-        if message["number"] == self.at and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
         if message["number"] % 10 == 0:
             raise ValueError(message["number"])
-        self.seen.inc()
         super().execute(message, collector)
 
 
@@ -244,13 +220,13 @@ def test_results_are_those_of_one_generation(run: Run, endpoints: list[Endpoint]
         outputs=SCHEMA,
         progress=lambda progress: generations.add(progress.generation),
     )
-    assert (tmp_path / "died").exists()
+    assert len(list(tmp_path.glob("died-*"))) == 1
     assert len(generations - {None}) == 2
     assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(COUNT) if pair[0] % 10]
     letters = sorted(json.loads(row["tuple"])["number"] for row in result.dead_letters.collect())
     assert letters == list(range(0, COUNT, 10))
     pages = [samples(each.metrics_url) for each in endpoints]
-    assert sum(added_up(each, "tuplewire_user_seen_total") for each in pages) == COUNT * 9 // 10
+    assert sum(added_up(each, "tuplewire_user_doubled_total") for each in pages) == COUNT * 9 // 10
 
 
 def test_failing_bolt(spark: SparkSession, submit: Submit, tmp_path: Path) -> None:
@@ -261,7 +237,7 @@ def test_failing_bolt(spark: SparkSession, submit: Submit, tmp_path: Path) -> No
     ) as caught:
         running.result(SECONDS)
     notes = "".join(caught.value.__notes__)
-    assert "in execute\n    raise LookupError(what_is_wrong)\n" in notes
+    assert 'in execute\n    raise LookupError("no such number")\n' in notes
     assert (tmp_path / "begun").read_text() == "xx", "an error of the user's was tried again"
     tracker = spark.sparkContext.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(running.job_group)]
