@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,21 @@ HEADER = "year,carrier,dep_delay,origin,dest\n"
 def quiet() -> Progress:
     """Return a progress with discarded output."""
     return Progress(io.StringIO())
+
+
+Run = Callable[[bytes], flights.FlightsResult]
+
+
+@pytest.fixture
+def run(spark: SparkSession, flights_workers: list[str], quiet: Progress, tmp_path: Path) -> Run:
+    """Return a function that runs the flights of a file through both workers."""
+
+    def run(content: bytes) -> flights.FlightsResult:
+        path = tmp_path / "flights.csv"
+        path.write_bytes(content)
+        return flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
+
+    return run
 
 
 @pytest.mark.long
@@ -69,12 +85,9 @@ def test_flights_of_a_file(spark: SparkSession, quiet: Progress, tmp_path: Path)
     ]
 
 
-def test_flights_skips_bad_rows(
-    spark: SparkSession, flights_workers: list[str], quiet: Progress, tmp_path: Path
-) -> None:
+def test_flights_skips_bad_rows(run: Run) -> None:
     """Rows that are not flights are skipped, and reported with line number, reason and text."""
-    path = tmp_path / "flights.csv"
-    path.write_bytes(
+    result = run(
         HEADER.encode()
         + b"2013,AA,1,JFK,LAX\n"
         + b"2013,AA,1,JFK\n"
@@ -87,7 +100,6 @@ def test_flights_skips_bad_rows(
         + b'2013,"AA,1,JFK,LAX\n'
         + b"2013,AA,3,JFK,LAX\n"
     )
-    result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
     assert result.is_correct, result
     assert [(row.line, row.reason, row.text) for row in result.skipped.first] == [
         (3, "does not have the header's 5 columns", "2013,AA,1,JFK"),
@@ -109,16 +121,12 @@ def test_flights_skips_bad_rows(
     assert shown.getvalue().count("+ dropped 0 + pending 0 (balances)\n") == 2
 
 
-def test_line_numbers_hold_across_partitions(
-    spark: SparkSession, flights_workers: list[str], quiet: Progress, tmp_path: Path
-) -> None:
+def test_line_numbers_hold_across_partitions(run: Run) -> None:
     """A bad row deep in a file that is read in many pieces is reported with its line in the file."""
-    path = tmp_path / "flights.csv"
     lines = [HEADER, *(f"2013,C{number % 7},{number % 60},JFK,LAX\n" for number in range(9_999))]
     lines[123] = "nothing\n"
     lines[8_765] = "2013,AA,late,JFK,LAX\n"
-    path.write_text("".join(lines), encoding="utf-8")
-    result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
+    result = run("".join(lines).encode())
     assert result.is_correct, result
     assert [row.line for row in result.skipped.first] == [124, 8_766]
     assert result.n_flights == 9_997
@@ -151,14 +159,10 @@ def test_no_such_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "why"), [("", "only a header"), ("1\n2\n", "line 2 does not have the header's 5 columns")]
 )
-def test_no_usable_row(
-    spark: SparkSession, flights_workers: list[str], quiet: Progress, tmp_path: Path, rows: str, why: str
-) -> None:
+def test_no_usable_row(run: Run, rows: str, why: str) -> None:
     """A file without a usable flight raises an error, instead of giving an empty table."""
-    path = tmp_path / "flights.csv"
-    path.write_text(HEADER + rows, encoding="utf-8")
     with pytest.raises(InputError, match=f"has no flight that can be used: {why}"):
-        flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
+        run(f"{HEADER}{rows}".encode())
 
 
 def test_differences_are_named(spark: SparkSession) -> None:

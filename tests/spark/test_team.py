@@ -52,20 +52,15 @@ def summing(addresses: list[str], marker: str = "", **options: Any) -> Any:
     return run
 
 
-def test_four_tasks_sum_their_rows(spark: SparkSession, addresses: list[str]) -> None:
-    """The rank is the partition, and the team has as many tasks as the stage."""
-    rows = spark.range(0, 400, 1, 4).mapInPandas(summing(addresses), SCHEMA, barrier=True).collect()
-    assert [(each.rank, each.attempt, each.total) for each in sorted(rows)] == [
-        (n, 0, 79_800.0) for n in range(4)
-    ]
-
-
-def test_a_stage_runs_again(spark: SparkSession, addresses: list[str], tmp_path: Path) -> None:
-    """After the failure of a task, the whole stage runs again as a new team, with the right result."""
-    function = summing(addresses, str(tmp_path / "failed"))
+@pytest.mark.parametrize("fails", [False, True])
+def test_four_tasks_sum_their_rows(
+    spark: SparkSession, addresses: list[str], tmp_path: Path, *, fails: bool
+) -> None:
+    """Ranks are partitions, and the team has the stage's size. After a failure, the stage runs again."""
+    function = summing(addresses, str(tmp_path / "failed") if fails else "")
     rows = spark.range(0, 400, 1, 4).mapInPandas(function, SCHEMA, barrier=True).repartition(1).collect()
     assert [(each.rank, each.attempt, each.total) for each in sorted(rows)] == [
-        (n, 1, 79_800.0) for n in range(4)
+        (n, int(fails), 79_800.0) for n in range(4)
     ]
 
 

@@ -77,8 +77,7 @@ def planned(reader: TuplewireStreamReader) -> tuple[dict[str, Any], dict[str, An
 def test_committed_only_once_spark_is_done(workers: Pair) -> None:
     """A range can be read repeatedly, and is acknowledged when Spark requests the next one."""
     task = workers.far_task()
-    with client_of(workers.near.address) as client:
-        client.send(numbered(task, range(100)))
+    send_numbers(workers, task, range(100))
     with stream_reader(workers.near, str(task)) as reader:
         start = reader.initialOffset()
         middle = reader.latestOffset(start, ReadMaxRows(60))
@@ -121,9 +120,8 @@ def test_few_messages_wait_for_more(workers: Pair) -> None:
 
 
 @pytest.mark.parametrize("between", ["attempt", "consumer"])
-def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
+def test_a_read_goes_on_after_another(workers: Pair, task: int, between: str) -> None:
     """A read continues after another attempt or consumer has read the same, even one before the commit."""
-    task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
         deliver(client, large(task, range(900)))
         start, end = planned(reader)
@@ -148,9 +146,8 @@ def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
         reader.commit(later)
 
 
-def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
+def test_a_read_goes_on_through_broken_connections(workers: Pair, task: int) -> None:
     """A read survives cut connections, and fails if the worker is unreachable for longer than the timeout."""
-    task = workers.near_task()
     with (
         FaultProxy(workers.near.address) as proxy,
         client_of(workers.near.address) as client,
@@ -180,9 +177,8 @@ def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
             list(TuplewireBatchReader(gone).read(partition))
 
 
-def test_never_takes_a_task_from_a_program(workers: Pair) -> None:
+def test_never_takes_a_task_from_a_program(workers: Pair, task: int) -> None:
     """A task that a client consumes is not read; the error names the client."""
-    task = workers.near_task()
     with client_of(workers.near.address, client_id="mine") as client:
         deliver(client, numbered(task, range(3)))
         with client.recv([task], timeout=20) as batches:
@@ -245,17 +241,15 @@ def test_tasks_are_read_although_none_is_assigned_at_the_start(tmp_path: Path) -
             reader.commit(end)
 
 
-def test_a_first_batch_is_repeated_after_later_messages(workers: Pair) -> None:
+def test_a_first_batch_is_repeated_after_later_messages(workers: Pair, task: int) -> None:
     """With startingOffsets=latest, a repeated first micro-batch has its messages, not only later ones."""
-    task = workers.near_task()
-    with client_of(workers.near.address) as client:
-        deliver(client, numbered(task, range(5)))
-        with stream_reader(workers.near, str(task), startingOffsets="latest") as reader:
-            start = reader.initialOffset()
-            assert reader.latestOffset(start, ReadAllAvailable()) == start
-            deliver(client, numbered(task, range(5, 8)))
-            end = reader.latestOffset(start, ReadAllAvailable())
-        deliver(client, numbered(task, range(8, 10)))
+    send_numbers(workers, task, range(5))
+    with stream_reader(workers.near, str(task), startingOffsets="latest") as reader:
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+        send_numbers(workers, task, range(5, 8))
+        end = reader.latestOffset(start, ReadAllAvailable())
+    send_numbers(workers, task, range(8, 10))
     with stream_reader(workers.near, str(task), startingOffsets="latest") as reader:
         repeated = reader.initialOffset()
         assert repeated != start
@@ -266,10 +260,9 @@ def test_a_first_batch_is_repeated_after_later_messages(workers: Pair) -> None:
 
 
 def test_a_worker_that_is_away_for_a_moment_ends_no_query(
-    workers: Pair, monkeypatch: pytest.MonkeyPatch
+    workers: Pair, task: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a worker does not answer between two requests, the query polls again, also with availableNow."""
-    task = workers.near_task()
     send_numbers(workers, task, range(3))
     poll = ControlClient.poll
     failures = iter([UnreachableError("away")])
@@ -323,13 +316,14 @@ def send_numbers(workers: Pair, task: int, numbers: range) -> None:
         deliver(client, numbered(task, numbers))
 
 
-def first_batch(workers: Pair, task: int) -> Any:
+def first_batch(workers: Pair, task: int, *, committed: bool = True) -> Any:
     """Run a query with one micro-batch, and send more messages; return the end of the micro-batch."""
     send_numbers(workers, task, range(10))
     with earlier_query(workers, task) as reader:
         first = reader.latestOffset()
         assert read_planned(reader, reader.initialOffset(), first) == list(range(10))
-        reader.commit(first)
+        if committed:
+            reader.commit(first)
     send_numbers(workers, task, range(10, 20))
     return first
 
@@ -356,9 +350,8 @@ def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:
         assert acknowledged(workers.far, task) == 20
 
 
-def test_a_first_batch_is_repeated_by_an_earlier_spark(workers: Pair) -> None:
+def test_a_first_batch_is_repeated_by_an_earlier_spark(workers: Pair, task: int) -> None:
     """With startingOffsets=latest, a new initial offset discards no messages of the repeated micro-batch."""
-    task = workers.near_task()
     send_numbers(workers, task, range(5))
     with earlier_query(workers, task, startingOffsets="latest") as reader:
         reader.latestOffset()
@@ -372,10 +365,10 @@ def test_a_first_batch_is_repeated_by_an_earlier_spark(workers: Pair) -> None:
         reader.commit(later)
 
 
-def test_available_now_asks_before_it_tells(workers: Pair) -> None:
+@pytest.mark.parametrize("committed", [True, False], ids=["ended", "killed"])
+def test_available_now_asks_before_it_tells(workers: Pair, task: int, *, committed: bool) -> None:
     """With availableNow, Spark requests the end offset before it passes the end of the last run."""
-    task = workers.near_task()
-    first = first_batch(workers, task)
+    first = first_batch(workers, task, committed=committed)
     with earlier_query(workers, task) as reader:
         second = reader.latestOffset()
         assert read_planned(reader, first, first) == []
@@ -387,24 +380,8 @@ def test_available_now_asks_before_it_tells(workers: Pair) -> None:
         assert read_planned(reader, second, third) == []
 
 
-def test_available_now_after_a_driver_that_was_killed(workers: Pair) -> None:
-    """The end offset is from before the end of the last run, if its messages were not acknowledged."""
-    task = workers.near_task()
-    send_numbers(workers, task, range(10))
-    with earlier_query(workers, task) as reader:
-        first = reader.latestOffset()
-        assert read_planned(reader, reader.initialOffset(), first) == list(range(10))
-    send_numbers(workers, task, range(10, 20))
-    with earlier_query(workers, task) as reader:
-        second = reader.latestOffset()
-        assert read_planned(reader, first, first) == []
-        assert read_planned(reader, first, second) == list(range(10, 20))
-        reader.commit(second)
-
-
-def test_loss_is_noticed_after_a_restart(workers: Pair) -> None:
+def test_loss_is_noticed_after_a_restart(workers: Pair, task: int) -> None:
     """If another client consumes messages between two runs, the next run reports them as lost."""
-    task = workers.near_task()
     first = first_batch(workers, task)
     with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
         collect(batches, 10)
