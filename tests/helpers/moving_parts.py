@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from helpers.memory_network import HOST, Network
+from helpers.memory_network import HOST, Network, NetworkContext
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.reconnecting_session import Identity
 from tuplewire.connection.sending_end import SendingEnd
@@ -17,7 +17,9 @@ from tuplewire.session.ledger import LedgerSnapshot, SettledMessages
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
+from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
 
 TOPOLOGY = "t"
 WORKERS = (0, 1, 2)
@@ -57,6 +59,20 @@ def numbered(task: int, source: int, first: int, count: int, padding: int) -> Ta
 def numbers_in(group: TaskGroup) -> list[int]:
     """Return the messages' numbers."""
     return [_NUMBER.unpack_from(payload)[0] for payload in group.payloads()]
+
+
+def start_worker(network: Network, number: int, incarnation: int, queue_bytes: int) -> Worker:
+    """Start a worker. Call it inside the worker's process."""
+    worker_id = f"w{number}"
+    settings = WorkerSettings(
+        worker_id=worker_id, topology=TOPOLOGY, receive_queue_bytes=queue_bytes, session=SESSION
+    )
+    transport = TransportSettings(
+        worker_id=worker_id, incarnation=incarnation, receive_bytes=queue_bytes, session=peer_session(SESSION)
+    )
+    worker = Worker(settings, NetworkContext(network, transport), incarnation)
+    network.loop.create_task(worker.start(1000 + number))
+    return worker
 
 
 class Lives:

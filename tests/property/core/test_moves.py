@@ -12,15 +12,15 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import pytest
 from helpers.hand_loop import HandLoop
-from helpers.memory_network import Network, NetworkContext
+from helpers.memory_network import Network
 from helpers.moving_parts import (
     FIRST_SOURCE,
     PROGRAMS,
-    SESSION,
     TASKS,
     TOPOLOGY,
     WORKERS,
@@ -32,6 +32,7 @@ from helpers.moving_parts import (
     address_of,
     numbered,
     numbers_in,
+    start_worker,
 )
 from helpers.pieces import LONG, run_pieces
 from hypothesis import HealthCheck, settings
@@ -44,10 +45,8 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire.codec import decode, groups_of
 from tuplewire.wire.messaging_pb2 import SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.worker import Worker, WorkerState
-from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
+from tuplewire_service.worker.worker import WorkerState
 
 pytestmark = pytest.mark.timeout(0 if LONG else 300)
 
@@ -116,22 +115,7 @@ class Cluster(RuleBasedStateMachine):
 
     def _start(self, host: Host, version: int) -> None:
         host.life += 1
-        worker_id = f"w{host.number}"
-        worker_settings = WorkerSettings(
-            worker_id=worker_id, topology=TOPOLOGY, receive_queue_bytes=self.queue_bytes, session=SESSION
-        )
-        transport = TransportSettings(
-            worker_id=worker_id,
-            incarnation=host.incarnation,
-            receive_bytes=self.queue_bytes,
-            session=peer_session(SESSION),
-        )
-
-        def start() -> Worker:
-            worker = Worker(worker_settings, NetworkContext(self.network, transport), host.incarnation)
-            self.loop.create_task(worker.start(1000 + host.number))
-            return worker
-
+        start = partial(start_worker, self.network, host.number, host.incarnation, self.queue_bytes)
         host.worker = self.loop.inside(start, host.process)
         host.draining = None
         host.version = 0

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from helpers.hand_loop import HandLoop
-from helpers.memory_network import Network, NetworkContext
-from helpers.moving_parts import FIRST_SOURCE, SESSION, TOPOLOGY, Program, address_of, numbered, numbers_in
+from helpers.memory_network import Network
+from helpers.moving_parts import (
+    FIRST_SOURCE,
+    TOPOLOGY,
+    Program,
+    address_of,
+    numbered,
+    numbers_in,
+    start_worker,
+)
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tuplewire.settings.config import AckMode
-from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.worker import Worker
-from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
 
 WORKERS = range(4)
 TASK = 1
@@ -41,7 +47,10 @@ class Cluster:
         self.told = [0 for _ in WORKERS]
         self.together: list[set[Message]] = []
         """The contents of the task's queue at some moments: one planned micro-batch each."""
-        self.workers = [self.loop.inside(lambda at=at: self._start(at), f"w{at}") for at in WORKERS]  # type: ignore[misc]
+        self.workers = [
+            self.loop.inside(partial(start_worker, self.network, at, 1, QUEUE_BYTES), f"w{at}")
+            for at in WORKERS
+        ]
         self.move(0)
         for at in WORKERS:
             self.tell(at)
@@ -59,17 +68,6 @@ class Cluster:
             return program
 
         self.loop.inside(start, f"p{len(self.programs)}")
-
-    def _start(self, at: int) -> Worker:
-        worker_settings = WorkerSettings(
-            worker_id=f"w{at}", topology=TOPOLOGY, receive_queue_bytes=QUEUE_BYTES, session=SESSION
-        )
-        transport = TransportSettings(
-            worker_id=f"w{at}", incarnation=1, receive_bytes=QUEUE_BYTES, session=peer_session(SESSION)
-        )
-        worker = Worker(worker_settings, NetworkContext(self.network, transport), 1)
-        self.loop.create_task(worker.start(1000 + at))
-        return worker
 
     def move(self, owner: int) -> None:
         """Make an assignment of the task to a worker, without notifying any worker."""
