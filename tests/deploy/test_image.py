@@ -21,7 +21,7 @@ import pytest
 from helpers import eventually
 from helpers.admin import get
 from helpers.container import NAME_OF_AN_INDEX, SOCKETS, Container, build_image, running
-from helpers.manifests import Manifest, cluster, container, executor, the
+from helpers.manifests import Manifest, container, executor, write_files
 from helpers.secured import Authority
 from helpers.tools import ROOT, ran, require_tool
 from helpers.topology import collect
@@ -246,22 +246,13 @@ def test_any_user_will_do(bundle: Path, tmp_path: Path) -> None:
 def _volumes(pod: Manifest, folder: Path) -> dict[str, Path]:
     """Create the worker's mounts; as in Kubernetes, secrets belong to root and the pod's group."""
     pod_group = pod["spec"]["securityContext"]["fsGroup"]
-    config = folder / "config"
-    config.mkdir()
-    (config / "worker.toml").write_text(
-        the(cluster(OVERLAY), "ConfigMap", "tuplewire-config")["data"]["worker.toml"], encoding="utf-8"
-    )
     tls = Authority().issue("worker.tuplewire").write(folder / "tls")
     token = folder / "token"
     token.mkdir()
     (token / "token").write_text("programs 0123456789abcdef0123456789abcdef", encoding="utf-8")
-    rules = folder / "rules"
-    rules.mkdir()
-    for name, text in the(cluster(OVERLAY), "ConfigMap", "tuplewire-permissions")["data"].items():
-        (rules / name).write_text(text, encoding="utf-8")
     made = {
-        "tuplewire-config": config,
-        "tuplewire-permissions": rules,
+        "tuplewire-config": write_files(OVERLAY, "tuplewire-config", folder / "config"),
+        "tuplewire-permissions": write_files(OVERLAY, "tuplewire-permissions", folder / "rules"),
         "tuplewire-tls": tls,
         "tuplewire-worker-tokens": token,
     }

@@ -30,6 +30,7 @@ from helpers.manifests import (
     the,
     validate,
     variables,
+    write_files,
 )
 from helpers.tools import ROOT, ran
 from helpers.worker_process import environment_without_ours
@@ -48,19 +49,12 @@ every_profile = pytest.mark.parametrize("profile", PROFILES)
 every_pod = pytest.mark.parametrize(("profile", "kind"), PLACES)
 
 
-def config_file(profile: str) -> str:
-    """Return worker.toml from the ConfigMap of a profile."""
-    text: str = the(cluster(profile), "ConfigMap", "tuplewire-config")["data"][PurePosixPath(CONFIG).name]
-    return text
-
-
 @functools.cache
 def config_of(profile: str, kind: str) -> Mapping[str, Any]:
     """Return the configuration that the real command reads from a pod's arguments, environment and file."""
     worker = container(pods(profile)[kind])
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "worker.toml"
-        path.write_text(config_file(profile), encoding="utf-8")
+        path = write_files(profile, "tuplewire-config", Path(folder)) / "worker.toml"
         known = {**variables(worker), "POD_NAME": "a-pod", "POD_IP": "10.1.2.3"}
         arguments = [
             re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], text).replace(CONFIG, str(path))
@@ -278,9 +272,7 @@ def test_prometheus_finds_every_worker() -> None:
 @every_profile
 def test_the_assignment_names_the_workers(profile: str, tmp_path: Path) -> None:
     """The real loader accepts it, and it lists each pod of the StatefulSet by its name in the Service."""
-    path = tmp_path / "assignment.json"
-    path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
-    assignment = load_assignment(path)
+    assignment = load_assignment(write_files(profile, "tuplewire-assignment", tmp_path) / "assignment.json")
     config = config_of(profile, "worker")
     stateful = the(cluster(profile), "StatefulSet")
     name, service = stateful["metadata"]["name"], stateful["spec"]["serviceName"]
@@ -331,9 +323,7 @@ def test_programs_have_a_certificate_of_their_own(profile: str) -> None:
 @pytest.mark.parametrize("profile", SECURE)
 def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
     """The real loader accepts the permissions: executors send and receive; drivers also control."""
-    path = tmp_path / "permissions.toml"
-    path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-permissions")["data"][path.name], "utf-8")
-    rules = read_rules(path)
+    rules = read_rules(write_files(profile, "tuplewire-permissions", tmp_path) / "permissions.toml")
     topology = str(config_of(profile, "worker")["topology"])
     names = ["any.certificate"]
     driver, executor_, topologies, nobody, unnamed = (
@@ -364,8 +354,7 @@ def test_the_page_has_a_program(tmp_path: Path) -> None:
     spark, program = container(other, "spark-kubernetes-executor"), container(pod, "program")
     expected = {**variables(spark), "TUPLEWIRE_ADDRESS": "tuplewire-worker-0.tuplewire-workers:6700"}
     assert variables(program) == expected
-    path = tmp_path / "assignment.json"
-    path.write_text(the(cluster("prod"), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
+    path = write_files("prod", "tuplewire-assignment", tmp_path) / "assignment.json"
     assert expected["TUPLEWIRE_ADDRESS"] in {each.address for each in load_assignment(path).workers}
     assert all(mounted(program, path) for path in expected.values() if path.startswith("/"))
     secrets = [each.get("secret") for each in other["spec"]["volumes"]]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from helpers import eventually
-from helpers.manifests import PROFILES, cluster, container, executor, the, variables
+from helpers.manifests import PROFILES, cluster, container, executor, the, variables, write_files
 from helpers.pod_here import PodHere, pod_here
 from helpers.secured import Authority, secret_file
 from helpers.tools import ran
@@ -96,11 +96,8 @@ def pods(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod
     folder = tmp_path_factory.mktemp(profile)
     secrets = _secrets(folder / "secrets")
     if profile == SECURE:
-        secrets["tuplewire-permissions"] = folder / "permissions"
-        secrets["tuplewire-permissions"].mkdir()
-        rules = the(cluster(profile), "ConfigMap", "tuplewire-permissions")["data"]
-        for name, text in rules.items():
-            (secrets["tuplewire-permissions"] / name).write_text(text, encoding="utf-8")
+        name = "tuplewire-permissions"
+        secrets[name] = write_files(profile, name, folder / name)
     config = the(cluster(profile), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
     template = executor(profile)
     with ExitStack() as stack:

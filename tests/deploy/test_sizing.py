@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.manifests import PROFILES, cluster, container, pods, quantity, the
+from helpers.manifests import PROFILES, cluster, container, pods, quantity, the, write_files
 from helpers.memory import MIB, rss
 from helpers.tools import ROOT
 from helpers.topology import ledger
@@ -93,8 +93,7 @@ def test_the_limit_is_what_the_settings_come_to(profile: str, kind: str) -> None
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_assignment_fits_the_size(profile: str, tmp_path: Path) -> None:
     """No worker outside Spark has more tasks than its pod is sized for."""
-    path = tmp_path / "assignment.json"
-    path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
+    path = write_files(profile, "tuplewire-assignment", tmp_path) / "assignment.json"
     local, remote, _ = sized_for(profile, "worker")
     tasks = [len(worker.tasks) for worker in load_assignment(path).workers]
     assert max(tasks) <= local

@@ -78,6 +78,14 @@ def pods(profile: str) -> dict[str, Manifest]:
     }
 
 
+def write_files(profile: str, config_map: str, folder: Path) -> Path:
+    """Write the files of a ConfigMap into a folder, which is made if it is missing; return the folder."""
+    folder.mkdir(exist_ok=True)
+    for name, text in the(cluster(profile), "ConfigMap", config_map)["data"].items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
 def containers(pod: Manifest) -> Iterator[Manifest]:
     """Yield all containers of a pod, in the order in which they start."""
     yield from pod["spec"].get("initContainers", [])
