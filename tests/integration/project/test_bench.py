@@ -23,7 +23,9 @@ def test_calls_of_a_lone_message() -> None:
 
 
 BENCH = Path(__file__).parents[2] / "tools" / "bench"
-PROGRAMS = [str(path) for path in sorted(BENCH.glob("*.py")) if "ArgumentParser(" in path.read_text("utf-8")]
+PROGRAMS = [
+    str(path) for path in sorted(BENCH.glob("*.py")) if "parser_of(__doc__)" in path.read_text("utf-8")
+]
 ALL_HELP = """
 import contextlib, runpy, sys
 programs = sys.argv[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -21,6 +22,11 @@ _CPU_CLOCK = 2
 
 class BenchError(Exception):
     """The benchmark cannot continue: a process failed, or messages were lost, duplicated or out of order."""
+
+
+def parser_of(page: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a program's command line; its help is the docstring of the program."""
+    return argparse.ArgumentParser(description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 Verb = Callable[..., Mapping[str, Any] | None]

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pyspark
-from agent import HERE, Agent
+from agent import HERE, Agent, parser_of
 from kafka_broker import broker
 from kafka_peer import spark_and_kafka
 from kafka_rows import LATENCY, ROWS, SIZES, amount, sized
@@ -73,9 +73,7 @@ def _connector() -> tuple[str, str]:
 
 def main() -> int:
     """Run the measurements of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     names = [row.name for row in ROWS]
     parser.add_argument("--rounds", type=int, help="counted rounds (default: 3, with --quick 1)")
     parser.add_argument("--only", action="append", choices=names, help="these rows alone; may be repeated")

@@ -8,13 +8,12 @@ Exit status: 0 if every message arrived once, or nothing could be measured; 1 if
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import sys
 import time
 
-from agent import HERE
+from agent import HERE, parser_of
 from links import Cell, Link, LinkName, Links
 from maven import free_ports, java, libraries, outcome
 from report import progress, table
@@ -75,9 +74,7 @@ class StormLinks(Links):
 
 def main() -> int:
     """Measure, and print the table."""
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    parser_of(__doc__).parse_args()
     return outcome("bench-storm", _measured)
 
 

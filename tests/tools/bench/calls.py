@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from agent import HERE, BenchError
+from agent import HERE, BenchError, parser_of
 from workload import DESTINATION_TASK, MESSAGE_BYTES, TOPOLOGY
 
 from tuplewire.client import Client
@@ -137,9 +137,7 @@ def _cpu_ns(process_id: int) -> int:
 
 def main() -> None:
     """Print the table of the counts and the functions with most calls, or the CPU times."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--messages", type=int, default=500, help="messages to count (default: 500)")
     parser.add_argument("--top", type=int, default=10, help="functions to print per process (default: 10)")
     parser.add_argument(

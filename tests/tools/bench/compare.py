@@ -9,7 +9,6 @@ Without a base, as in CI: compared with the commit ten before this one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent import KEEP_BUFFERS
+from agent import KEEP_BUFFERS, parser_of
 from report import amount, progress
 
 ROOT = Path(__file__).parents[3]
@@ -109,9 +108,7 @@ def commit_before() -> str:
 
 def main() -> int:
     """Run the measurements of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "base", nargs="?", help=f"the commit to compare with; without it that of {BEFORE} commits before"
     )

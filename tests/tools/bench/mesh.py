@@ -12,7 +12,6 @@ Exit status: always 0.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from agent import cpu_seconds
+from agent import cpu_seconds, parser_of
 from report import progress
 from workload import TOPOLOGY
 
@@ -152,9 +151,7 @@ def spread(count: int, messages: int) -> Cost:
 
 def main() -> None:
     """Run the measurements of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     kinds = parser.add_subparsers(required=True, dest="kind")
     idle, cores = kinds.add_parser("idle"), kinds.add_parser("cores")
     idle.add_argument("--mesh", action="append", metavar="W:T", help="W workers with T tasks")

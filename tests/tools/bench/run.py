@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from agent import BenchError
+from agent import BenchError, parser_of
 from links import Links
 from looked import LOOKED, measure_looked
 from report import Line, progress, table
@@ -52,9 +52,7 @@ def _matches(name: str, only: Sequence[str]) -> bool:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--seconds", type=float, default=180.0, help="time to measure, without Spark's rows (default: 180)"
     )
