@@ -8,7 +8,8 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
-from helpers.packaging import ROOT, build_wheel, install, run
+from helpers.packaging import build_wheel, install, run
+from helpers.tools import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command as from a new shell, and return its output. A failure shows the output."""

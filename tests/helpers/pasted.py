@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers.packaging import ROOT
 from helpers.ports import free_port
-from helpers.tools import ran
+from helpers.tools import ROOT, ran
 
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _ADDRESS = "127.0.0.1:6700"

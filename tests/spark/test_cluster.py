@@ -16,8 +16,8 @@ import pyspark
 import pytest
 import venv_pack
 from helpers.drivers import INTERPRETED, TOPOLOGY, beside_its_worker, local_cluster, report, run_driver
-from helpers.packaging import ROOT, build_wheel, make_interpreter, make_movable_interpreter, site_packages
-from helpers.tools import ran
+from helpers.packaging import build_wheel, make_interpreter, make_movable_interpreter, site_packages
+from helpers.tools import ROOT, ran
 from helpers.topology import status
 from pyspark.sql import SparkSession
 from warm_spark import WarmSpark

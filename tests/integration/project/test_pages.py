@@ -6,8 +6,8 @@ from codeop import compile_command
 from pathlib import Path
 
 import pytest
-from helpers.packaging import ROOT
 from helpers.pasted import ELSEWHERE, PASTED, PASTED_ON_SPARK, PASTED_ONCE, Pasted, blocks, check, paste
+from helpers.tools import ROOT
 
 _SECONDS = 100.0
 PAGES = [page for each in (*PASTED, *PASTED_ON_SPARK, PASTED_ONCE) for page in each.pages]
