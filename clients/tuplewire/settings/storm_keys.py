@@ -158,9 +158,9 @@ def _entry(entries: Mapping[str, str], key: str) -> str | None:
     return next((entries[each] for each in (key, *begins) if each in entries), None)
 
 
-def tuplewire_transport(name: str) -> str | None:
-    """Return the transport that replaces a Storm class, such as `...messaging.netty.Context`, or None."""
+def refuse_storm_transport(name: str) -> None:
+    """Raise ConfigError, with the transport to use, for a Storm class like `...messaging.netty.Context`."""
     parts = name.split(".")
-    if ".messaging." not in name or not {"storm", "backtype"} & set(parts[:3]):
-        return None
-    return next((ours for package, ours in _TRANSPORTS.items() if package in parts), None)
+    if ".messaging." in name and {"storm", "backtype"} & set(parts[:3]):
+        for ours in (ours for package, ours in _TRANSPORTS.items() if package in parts):
+            raise ConfigError(f"{name!r} is a class of Storm: write {ours!r} instead")

@@ -28,7 +28,7 @@ from tuplewire.settings.settings import (
     settings_of,
     string,
 )
-from tuplewire.settings.storm_keys import tuplewire_transport
+from tuplewire.settings.storm_keys import refuse_storm_transport
 from tuplewire.tracing import TracingSettings
 from tuplewire.values.task_ids import TASKS
 from tuplewire_service.messaging.claimed_socket import MAX_SOCKET_PATH_BYTES
@@ -68,9 +68,7 @@ SOCKET_PATH = Kind("PATH", "an absolute path", str, _parse_socket_path)
 
 def _parse_transport(name: str) -> str:
     """Check a transport's name. The error for a class of Storm's names the replacement."""
-    replacement = tuplewire_transport(name)
-    if replacement is not None:
-        raise ConfigError(f"{name!r} is a class of Storm: write {replacement!r} instead")
+    refuse_storm_transport(name)
     return str(_TRANSPORT_CHOICE.convert(name))
 
 

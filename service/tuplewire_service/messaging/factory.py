@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.settings.settings import KEY_PREFIX, unknown_error
-from tuplewire.settings.storm_keys import tuplewire_transport
+from tuplewire.settings.storm_keys import refuse_storm_transport
 from tuplewire_service.messaging.base import IContext
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def _installed() -> Iterable[EntryPoint]:
 
 def _load_class(name: str) -> Any:
     # Configurations of Storm name a Java class here, which Python cannot import.
-    replacement = tuplewire_transport(name)
-    if replacement is not None:
-        raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm: write {replacement!r} instead")
+    refuse_storm_transport(name)
     load = next((point.load for point in _installed() if point.name == name), None)
     # A name without a dot cannot be a class, so the list of transports helps more than an import error.
     if load is None and ":" not in name and "." not in name:
