@@ -28,7 +28,7 @@ from tuplewire_demos.spark_run import SKIPPED_COLUMNS, cores_of, run_on_spark
 from tuplewire_service.command.terminal import write_table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Row, SparkSession
     from pyspark.sql.types import StructType
 
 TOPOLOGY = "flights"
@@ -108,13 +108,9 @@ def run_flights(
     flights = lines.mapInArrow(FlightReader(header).read_partition, from_arrow_schema(FLIGHTS_SCHEMA))
     spouts = [each for each in result.executors if each.component == LINES]
     messages = sum(each.counts.emitted_by.get("default", 0) for each in spouts)
-    wrong = differences(table, expected_delays(flights).collect())
+    expected = spark.sql(_EXPECTED_QUERY, flights=flights, late=LATE_MINUTES)
+    wrong = differences(table, expected.collect())
     return FlightsResult(wrong, skipped, ledgers, result.executors, table, messages, seconds)
-
-
-def expected_delays(flights: DataFrame) -> DataFrame:
-    """Return the result of Spark's own groupBy for the same flights, as rows of SCHEMA."""
-    return flights.sparkSession.sql(_EXPECTED_QUERY, flights=flights, late=LATE_MINUTES)
 
 
 def differences(rows: Sequence[Row], expected: Sequence[Row]) -> list[str]:

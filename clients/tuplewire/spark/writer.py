@@ -9,14 +9,13 @@ temporary file for rows that are not yet checked. Not thread-safe. Design: docs/
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import IO, TYPE_CHECKING
@@ -106,7 +105,7 @@ class _WriterBase(VersionChecked):
     def __init__(self, options: SinkOptions, default: DeliveryGuarantee) -> None:
         self._exactly_once = (options.delivery_guarantee or default) is DeliveryGuarantee.EXACTLY_ONCE
         if self._exactly_once:
-            options = dataclasses.replace(options, address=resolve_addresses(options.address))
+            options = replace(options, address=resolve_addresses(options.address))
         self._options = options
         self._write_id = uuid.uuid4().hex
         self._start_owners: TaskOwners | None = None

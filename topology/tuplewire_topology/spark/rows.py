@@ -12,7 +12,6 @@ import json
 import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -99,7 +98,7 @@ _ERROR_CHARACTERS = 1000
 _log_rate = LogRateLimiter()
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class FailedRows:
     """The dropped rows of a Rows spout, and the errors and dead letters of the topology.
 
@@ -219,7 +218,7 @@ def rows_spout(topology: Topology) -> str | None:
     return found[0] if found else None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Output:
     """The bolts that return their default stream, and the schema of each; dead letters count as a bolt.
 
