@@ -108,10 +108,8 @@ class Outbox:
             known = ", ".join(map(repr, self._ports)) or "none"
             return MessageError(f"{self._component.id!r} declares no stream {stream!r}; it declares {known}")
         fields = ", ".join(port.source.stream.fields) or "none"
-        if isinstance(values, _TEXT):
-            problem = f"a single {type(values).__name__}: write [value]"
-        else:
-            problem = f"{len(values)} value(s)"
+        is_text = isinstance(values, _TEXT)
+        problem = f"a single {type(values).__name__}: write [value]" if is_text else f"{len(values)} value(s)"
         return MessageError(
             f"stream {stream!r} of {self._component.id!r} has the fields {fields}; this is {problem}"
         )

@@ -47,13 +47,11 @@ class Stream:
 
     def positions(self, fields: Iterable[str]) -> tuple[int, ...]:
         """Return the positions of fields in a tuple. Raises TopologyError for an undeclared field."""
-        positions = []
-        for field in fields:
+        for field in (names := tuple(fields)):
             if field not in self.fields:
                 known = ", ".join(self.fields) or "none"
                 raise TopologyError(f"stream {self.name!r} has no field {field!r}; it declares {known}")
-            positions.append(self.fields.index(field))
-        return tuple(positions)
+        return tuple(map(self.fields.index, names))
 
 
 def check_name(name: object, subject: str) -> None:

@@ -78,7 +78,7 @@ class WorkerProcess:
         self._address_file = address_file
         self._credentials = credentials
         self._settings = settings
-        self._assignment: control_pb2.Assignment | None = None
+        self._assignment = control_pb2.Assignment()
         self._control: ControlClient | None = None
         self._remaining_restarts = settings.max_restarts
         self._backoff = Backoff(_MIN_DELAY_SECONDS, _MAX_DELAY_SECONDS)
@@ -160,8 +160,7 @@ class WorkerProcess:
         self._thread.start()
 
     def _open_tasks(self) -> None:
-        if self._assignment is not None:
-            self._client.update_assignment(self._assignment)
+        self._client.update_assignment(self._assignment)
         # The answer comes once the tasks are open.
         self._call(ControlKind.GET_REPORT, 0, seconds=self._settings.start_seconds + _CALL_TIMEOUT_SECONDS)
 

@@ -83,19 +83,16 @@ def metric_families(
 ) -> list[pb.MetricFamily]:
     """Return Storm's built-in metrics, and the registered ones, of all executors here of one topology."""
     counter, gauge = pb.METRIC_KIND_COUNTER, pb.METRIC_KIND_GAUGE
-    parts = [(each, each) for each in statistics]
-    counts = [(each, each.counts) for each in statistics]
-    queues = [(each, each.queue) for each in statistics]
     return [
-        *_families(counter, _BY_STREAM, counts, "stream"),
-        *_families(counter, _BY_SOURCE, counts, "source", "stream"),
-        *_families(pb.METRIC_KIND_SUMMARY, _LATENCIES, counts),
-        *_families(counter, _COUNTERS_BY_COMPONENT, counts),
-        *_families(counter, _BY_SENDER, parts, "source"),
-        *_families(gauge, _GAUGES_BY_COMPONENT, parts),
-        *_families(gauge, _QUEUE_GAUGES, queues, "executor"),
-        *_families(counter, _QUEUE_COUNTERS, queues, "executor"),
-        *_families(gauge, _HEARTBEAT_GAUGES, [(each, each) for each in beats], "executor"),
+        *_families(counter, _BY_STREAM, statistics, "counts", "stream"),
+        *_families(counter, _BY_SOURCE, statistics, "counts", "source", "stream"),
+        *_families(pb.METRIC_KIND_SUMMARY, _LATENCIES, statistics, "counts"),
+        *_families(counter, _COUNTERS_BY_COMPONENT, statistics, "counts"),
+        *_families(counter, _BY_SENDER, statistics, "", "source"),
+        *_families(gauge, _GAUGES_BY_COMPONENT, statistics, ""),
+        *_families(gauge, _QUEUE_GAUGES, statistics, "queue", "executor"),
+        *_families(counter, _QUEUE_COUNTERS, statistics, "queue", "executor"),
+        *_families(gauge, _HEARTBEAT_GAUGES, beats, "", "executor"),
         *_user_families(statistics),
     ]
 
@@ -103,15 +100,16 @@ def metric_families(
 def _families(
     kind: pb.MetricKind,
     table: _Table,
-    parts: Iterable[tuple[ExecutorStatistics | ExecutorHeartbeat, object]],
+    snapshots: Iterable[ExecutorStatistics | ExecutorHeartbeat],
+    part: str,
     *labels: str,
 ) -> Iterator[pb.MetricFamily]:
-    """Yield the metrics of a table. `parts` has snapshots, each with the object to read."""
+    """Yield the metrics of a table. `part` is the attribute of a snapshot to read from, or empty."""
     for name, attribute, storm, text in table:
         sums: defaultdict[tuple[str, ...], LatencySum] = defaultdict(LatencySum)
-        for each, part in parts:
+        for each in snapshots:
             executor = (f"{each.tasks[0]}-{each.tasks[-1]}",) if labels == ("executor",) else ()
-            value = getattr(part, attribute)
+            value = getattr(getattr(each, part) if part else each, attribute)
             for own, number in value.items() if isinstance(value, Mapping) else [(executor, value)]:
                 total = sums[each.component, *([own] if isinstance(own, str) else own)]
                 timed = number if isinstance(number, LatencySum) else LatencySum(0, number)

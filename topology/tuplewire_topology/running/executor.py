@@ -185,7 +185,7 @@ class Executor(ABC, Generic[TaskKind]):
             self.pulse.activity = ExecutorActivity.WAITING
             self.opened.set()
             while not self._stopping:
-                self.pulse.start_iteration()
+                self.pulse.iteration_start = self.pulse.clock()
                 self._run_once()
                 if self._stops_when_empty and self.queue.close_if_empty():
                     break

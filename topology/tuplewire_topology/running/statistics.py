@@ -70,10 +70,6 @@ class Pulse:
     def __post_init__(self) -> None:
         self._last_sample_at = self.iteration_start = self.clock()
 
-    def start_iteration(self) -> None:
-        """Record the start of a loop turn."""
-        self.iteration_start = self.clock()
-
     def enter(self, task: int, activity: ExecutorActivity) -> None:
         """Record the start of a call of user code, or the return to it after a send."""
         self.task = task

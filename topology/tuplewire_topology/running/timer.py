@@ -137,16 +137,14 @@ class TickScheduler:
 
     def send_final(self, tasks: Iterable[int]) -> None:
         """Send the final tick to each of these tasks that gets ticks."""
-        for task in tasks:
-            if task in self._ticks:
-                self._unprocessed.discard(task)  # the final tick is never skipped
-                self._enqueue_tick(task, 0)
+        for task in self._ticks.keys() & tasks:
+            self._unprocessed.discard(task)  # the final tick is never skipped
+            self._enqueue_tick(task, 0)
 
     def remove(self, tasks: Iterable[int]) -> None:
         """Stop the ticks of these tasks; tasks without ticks are ignored."""
-        for task in tasks:
-            if task in self._ticks:
-                self._ticks.pop(task)()
+        for task in self._ticks.keys() & tasks:
+            self._ticks.pop(task)()
 
     def _enqueue_tick(self, task: int, seconds: float) -> None:
         # A slow task gets no backlog of ticks.

@@ -147,6 +147,7 @@ class _TopologyMember:
         self._token_file = token_file
         self._plan = plan
         self._rank = rank
+        self._worker_ref = plan.worker_refs[rank]
         self._batcher = Batcher(submission.output)
         self._inbox = ControlInbox()
         self._failed_rows = FailedRows()
@@ -160,9 +161,8 @@ class _TopologyMember:
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Run the executors to the end, and yield output. Yields errors: raising would rerun the stage."""
-        worker_ref = self._plan.worker_refs[self._rank]
-        worker_credentials = credentials(self._token_file, is_own=worker_ref.is_own)
-        control = ControlClient(worker_ref.address, CALL_TIMEOUT_SECONDS, credentials=worker_credentials)
+        access = credentials(self._token_file, is_own=self._worker_ref.is_own)
+        control = ControlClient(self._worker_ref.address, CALL_TIMEOUT_SECONDS, credentials=access)
         with self._control, ProgramReporter(control, self._program_report):
             coordinator = None
             if self._rank == 0:
@@ -180,14 +180,13 @@ class _TopologyMember:
             self._submit(ControlKind.CLOSED)
 
     def _create_client(self, purpose: str, **session: Any) -> Client:
-        worker_ref = self._plan.worker_refs[self._rank]
         return Client(
-            worker_ref.address,
+            self._worker_ref.address,
             topology=self._plan.topology_name,
-            worker_id=worker_ref.worker_id,
+            worker_id=self._worker_ref.worker_id,
             client_id=f"{self._submission.run_id}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,  # increases when Spark runs the stage again
-            credentials=credentials(self._token_file, is_own=worker_ref.is_own),
+            credentials=credentials(self._token_file, is_own=self._worker_ref.is_own),
             **session,
         )
 
@@ -196,7 +195,7 @@ class _TopologyMember:
         plan, group = self._plan, self._group
         return control_pb2.ReportProgramRequest(
             topology=plan.topology_name,
-            expected_worker_id=plan.worker_refs[self._rank].worker_id,
+            expected_worker_id=self._worker_ref.worker_id,
             program=f"{self._submission.run_id}-{self._rank}",
             assignment_version=plan.version,
             components=component_statuses(self._submission.topology, group.executors, plan.task_offset),
