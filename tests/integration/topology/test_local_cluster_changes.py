@@ -15,7 +15,7 @@ from helpers.executors import Do, pipeline, waiting
 from helpers.program import in_threads
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, passing
 
-from tuplewire.errors import ClosedError, ConfigError, TopologyError
+from tuplewire.errors import ClosedError, ConfigError, TopologyError, WaitTimeoutError
 from tuplewire.grouping.grouping import FieldsGrouping
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Bolt, OutputCollector, Topology, TopologyBuilder, TopologyContext, Tuple
@@ -23,6 +23,7 @@ from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.clusters.capture import FeederSpout, FixedTupleSpout, with_sources
 from tuplewire_topology.clusters.cluster import LocalCluster
 from tuplewire_topology.clusters.local_topology import LocalTopology
+from tuplewire_topology.running import executor_group
 
 DOCS = Path(__file__).parents[3] / "docs"
 SECONDS = 60.0
@@ -185,6 +186,40 @@ def test_a_change_that_cannot_begin_changes_nothing() -> None:
         go.set()
         running.wait()
         assert (running.worker_index(1), feeder.acked_ids) == (before, [1])
+
+
+@pytest.mark.parametrize("slow", ["cleanup", "prepare"])
+def test_a_move_with_a_slow_bolt_is_completed(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bolt that closes or opens slowly has moved when the call times out, and gets its tuples."""
+    go, blocking = threading.Event(), threading.Event()
+
+    class Slow(Do):
+        def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+            if slow == "prepare" and blocking.is_set():
+                go.wait(SECONDS)
+
+        def cleanup(self) -> None:
+            if slow == "cleanup" and blocking.is_set():
+                go.wait(SECONDS)
+
+    feeder = FeederSpout(["number"])
+    with LocalCluster() as cluster:
+        topology = pipeline({"s": feeder, "b": Slow(lambda _: None)}, tasks=2)
+        running = cluster.submit("t", THREE, topology)
+        assert [running.worker_index(task) for task in (1, 2, 3)] == [0, 1, 2]
+        monkeypatch.setattr(executor_group, "_OPEN_TIMEOUT_SECONDS", 1.0)
+        blocking.set()
+        with pytest.raises(WaitTimeoutError, match=r"Executor 'b' tasks 1-1> (did not end|has not been)"):
+            running.move_task(1, 1, timeout=1.0)
+        blocking.clear()
+        for number in range(20):
+            feeder.feed([number], message_id=number)
+        if slow == "prepare":
+            go.set()
+        running.wait(20.0)
+        assert (running.worker_index(1), sorted(feeder.acked_ids)) == (1, list(range(20)))
+        go.set()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("executor b")]
 
 
 def test_the_example_of_the_docs() -> None:

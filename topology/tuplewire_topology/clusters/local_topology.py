@@ -261,7 +261,8 @@ class LocalTopology(RunningTopology):
 
         Raises:
             TopologyError: There is no such task or worker.
-            WaitTimeoutError: Tuples are still in flight: nothing has moved. Or a task opens or closes slowly.
+            WaitTimeoutError: Tuples are still in flight: nothing has moved. Or a task opens or closes slowly:
+                it has moved, and continues once it is open.
             TaskError: A task cannot be opened.
         """
         tasks = self._executor_tasks(task)
@@ -271,11 +272,13 @@ class LocalTopology(RunningTopology):
             source = self._worker_by_task[task]
             if source is target:
                 return
-            source.remove_executor(tasks, timeout)
-            self._fail_lost_tuples(tasks)
-            target.tasks |= frozenset(tasks)
-            self._push_assignment()  # first, because a link can receive only for tasks that its worker owns
-            target.add_executor(tasks)
+            try:
+                source.remove_executor(tasks, timeout)
+            finally:  # even if it still runs cleanup(), because it takes no tuples any longer
+                self._fail_lost_tuples(tasks)
+                target.tasks |= frozenset(tasks)
+                self._push_assignment()  # first: a link can receive only for tasks that its worker owns
+                target.add_executor(tasks)
 
     def kill_worker(self, worker: int, timeout: float = WAIT_SECONDS) -> None:
         """Crash a worker, then start it again like Storm's supervisor, while tuples flow.

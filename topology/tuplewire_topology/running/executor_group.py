@@ -100,6 +100,7 @@ class ExecutorGroup:
             metrics=metrics,
         )
         self.executors: list[Executor[Any]] = []
+        self._removed_executors: list[Executor[Any]] = []  # that have not ended yet
         for executor_tasks in self._executor_ranges(self.tasks):
             self._create_executor(executor_tasks)
         self._timer: Timer = timer or SystemTimer(lambda error: self._on_failure(to_tuplewire_error(error)))
@@ -146,9 +147,7 @@ class ExecutorGroup:
         deadline = time.monotonic() + _OPEN_TIMEOUT_SECONDS
         for executor in executors:  # all start before the first wait, so tasks open in parallel
             executor.start()
-        for executor in executors:
-            if not executor.opened.wait(max(0.0, deadline - time.monotonic())):
-                raise WaitTimeoutError(f"{executor} has not been opened within {_OPEN_TIMEOUT_SECONDS:g} s")
+        late = [each for each in executors if not each.opened.wait(max(0.0, deadline - time.monotonic()))]
         self.raise_if_failed()
         if self._closed:  # while a task was being opened
             return
@@ -160,8 +159,10 @@ class ExecutorGroup:
             is_tracking = not isinstance(executor, BoltExecutor)  # ackers and spouts
             if is_tracking and period and self.transfer.acker_tasks is not None:
                 self._cancels.append(self._timer.every(period, executor.rotate))
-        # After all tasks are open, because the queues fill from now on.
+        # After all tasks are open, because the queues fill from now on. A late one still needs its tuples.
         self.link.subscribe([each.tasks for each in executors], self.transfer.receive, self._on_failure)
+        if late:
+            raise WaitTimeoutError(f"{late[0]} has not been opened within {_OPEN_TIMEOUT_SECONDS:g} s")
 
     def set_active(self, *, active: bool) -> None:
         """Request tuples from the spouts, once the link is connected, or stop; tuples in flight continue."""
@@ -225,7 +226,8 @@ class ExecutorGroup:
             cancel()
 
     def _join_executors(self, deadline: float) -> list[Executor[Any]]:
-        return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
+        executors = [*self.executors, *self._removed_executors]
+        return [each for each in executors if not each.join(max(0.0, deadline - time.monotonic()))]
 
     # --- moves ------------------------------------------------------------------------------------------
 
@@ -244,19 +246,21 @@ class ExecutorGroup:
         self._open([self._create_executor(tasks)])
 
     def remove_executor(self, tasks: range, timeout: float) -> None:
-        """End an executor once it has emptied its queue; WaitTimeoutError if it does not end in time."""
+        """End an executor once it has emptied its queue, and remove it; WaitTimeoutError if it ends later."""
         executor = next(each for each in self.executors if each.tasks == tasks)
         self._ticks.remove(tasks)
         for task in tasks:  # from now on, other executors here send to these tasks over the link
             del self.transfer.queues[task]
         executor.stop_when_empty()
-        if not executor.join(timeout):
-            raise WaitTimeoutError(f"{executor} did not end within {timeout} s")
+        has_ended = executor.join(timeout)
         self.executors = [each for each in self.executors if each is not executor]
         self.link.unsubscribe(tasks)
         self.tasks -= frozenset(tasks)
         self._executor_context.metrics.remove_tasks(tasks)
         self.raise_if_failed()
+        if not has_ended:
+            self._removed_executors.append(executor)
+            raise WaitTimeoutError(f"{executor} did not end within {timeout} s")
 
     def _on_failure(self, error: TuplewireError) -> None:
         with self._lock:
