@@ -152,6 +152,22 @@ class Raise(Pass):
         super().execute(message, collector)
 
 
+class Grow(Pass):
+    """Makes each tenth number large at its first execution: too large for a message, but not in a worker."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        number = message["number"]
+        if number % 10 == 0 and str(number) not in self.notes.read("grown"):
+            self.notes.add("grown", number)
+            collector.emit([number + LARGE])
+        else:
+            super().execute(message, collector)
+
+
+LARGE = 1 << 13_000
+"""A number of 1.6 KB, with fewer digits than the limit of Python's str()."""
+
+
 class Stall(Pass):
     """Stalls once, for longer than a send may wait."""
 
@@ -318,6 +334,21 @@ class RuntimeContract(Contract):
             pytest.raises(Exception, match="of 'pass': ValueError: no place for"),
         ):
             running.finish()
+
+    def test_a_tuple_above_the_size_limit_fails(self, runtime: Runtime, notes: Notes) -> None:
+        """With the policy `skip`, a tuple that is too large for another worker fails, and is counted."""
+        conf = {
+            **FOLLOWED,
+            "topology.message.timeout.secs": 60,
+            "topology.max.spout.pending": 20,  # the reports to the acker tasks have to be small, too
+            "topology.error.policy": "skip",
+            "tuplewire.session.max_message_bytes": 1024,
+        }
+        with runtime.run(passing(Numbers(notes), Grow(notes)), **conf) as running:
+            assert running.finish() == [(COUNT, COUNT)]
+            assert running.metric('tuplewire_task_errors_total{component="pass"') == notes.count("failed")
+        assert 0 < notes.count("failed") <= notes.count("grown") == COUNT // 10
+        assert sorted(map(int, notes.read("acked"))) == list(range(COUNT))
 
     def test_user_metrics(self, runtime: Runtime, notes: Notes) -> None:
         """The metrics contain the counters of spouts and bolts, and the built-in counters of executors."""

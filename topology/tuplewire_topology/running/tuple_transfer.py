@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
+from tuplewire.errors import ClosedError, MalformedTupleError, MessageError, MessageTooLargeError
 from tuplewire.text.events import event_logger
 from tuplewire.tracing.context import MARK, TraceParent, context_of, encode_context, traceparent_of
 from tuplewire.values.group import TaskGroup
@@ -194,7 +194,17 @@ class Transfer:
                 remote += self._make_group(column, serialized, on_undeliverable)
         if remote:
             self.counter.add(0, sent=sum(map(len, remote)))  # first: no receiver may count them earlier
-            self.link.send(remote)
+            try:
+                self.link.send(remote)
+            except MessageTooLargeError as error:
+                tuple_of = {payload: message for message, payload in serialized.items()}
+                for group, payload in [(each, payload) for each in remote for payload in each.payloads()]:
+                    size, limit = len(payload), error.limit_bytes
+                    if size <= limit:  # a message may fit only without its headers
+                        self.link.send([TaskGroup.from_checked(group.task, group.source, [payload])])
+                    else:
+                        self.counter.add(0, received=1)  # as lost
+                        on_undeliverable(tuple_of[payload], MessageTooLargeError(group.task, size, limit))
 
     def _make_group(
         self, column: AddressedTuples, serialized: dict[Tuple, bytes], on_undeliverable: OnUndeliverable
