@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from helpers.executors import Do, pipeline, waiting
@@ -24,6 +26,7 @@ from tuplewire_topology.clusters.capture import FeederSpout, FixedTupleSpout, wi
 from tuplewire_topology.clusters.cluster import LocalCluster
 from tuplewire_topology.clusters.local_topology import LocalTopology
 from tuplewire_topology.running import executor_group
+from tuplewire_topology.running.timer import TickScheduler
 
 DOCS = Path(__file__).parents[3] / "docs"
 SECONDS = 60.0
@@ -220,6 +223,71 @@ def test_a_move_with_a_slow_bolt_is_completed(slow: str, monkeypatch: pytest.Mon
         assert (running.worker_index(1), sorted(feeder.acked_ids)) == (1, list(range(20)))
         go.set()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("executor b")]
+
+
+class Ticked(Bolt):
+    """Calls a function with each final tick."""
+
+    def __init__(self, on_final_tick: Callable[[int], object]) -> None:
+        self.on_final_tick = on_final_tick
+
+    def __deepcopy__(self, memo: object) -> Ticked:
+        return Ticked(self.on_final_tick)
+
+    def execute(self, message: Tuple) -> None:
+        if message.is_final_tick:
+            self.on_final_tick(self.context.task)
+
+
+TICKS = {"topology.workers": 2, "topology.tick.tuple.freq.secs": 3600}
+
+
+def test_a_bolt_that_moves_at_the_end_gets_its_final_tick(cluster: LocalCluster) -> None:
+    """A task that another thread moves while finish() sends the final ticks gets exactly one."""
+    ticks: list[int] = []
+    moves: list[Future[None]] = []
+    send_final = TickScheduler.send_final
+
+    def send_and_move(scheduler: TickScheduler, tasks: Iterable[int]) -> None:
+        send_final(scheduler, tasks)
+        if not moves:  # the second worker, which has task 2, gets its order afterwards
+            moves.append(pool.submit(running.move_task, 2, 0))
+            wait(moves, 2.0)
+
+    topology = pipeline({"s": FeederSpout(["number"]), "b": Ticked(ticks.append)}, tasks=2)
+    running = cluster.submit("t", TICKS, topology)
+    assert [running.worker_index(task) for task in (1, 2)] == [0, 1]
+    with ThreadPoolExecutor(1) as pool, patch.object(TickScheduler, "send_final", send_and_move):
+        running.finish(SECONDS)
+        moves[0].result(SECONDS)
+    assert (sorted(ticks), running.worker_index(2)) == ([1, 2], 0)
+
+
+def test_two_calls_of_finish_send_one_final_tick(cluster: LocalCluster) -> None:
+    """A finish() during another one waits for it, and sends no final ticks; a later one does."""
+    ticks: list[int] = []
+    others: list[Future[Any]] = []
+    called = threading.Event()
+
+    def finish() -> None:
+        called.set()
+        running.finish(SECONDS)
+
+    def finish_again(task: int) -> None:
+        ticks.append(task)
+        if not others:
+            others.append(pool.submit(finish))
+            called.wait(SECONDS)
+            time.sleep(0.2)  # the other thread is in finish()
+
+    topology = pipeline({"s": FeederSpout(["number"]), "b": Ticked(finish_again)})
+    running = cluster.submit("t", TICKS, topology)
+    with ThreadPoolExecutor(1) as pool:
+        running.finish(SECONDS)
+        others[0].result(SECONDS)
+    assert ticks == [1]
+    running.finish(SECONDS)
+    assert ticks == [1, 1]
 
 
 def test_the_example_of_the_docs() -> None:

@@ -123,7 +123,6 @@ class LocalTopology(RunningTopology):
         self.dead_letters: deque[DeadLetter] = deque(maxlen=_MAX_RECORDS)
         self._timer = timer
         self._active = False
-        self._change_lock = threading.RLock()
         self._changing_thread: int | None = None
         """The thread that changes workers, if any."""
         self._version = 0

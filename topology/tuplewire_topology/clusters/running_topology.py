@@ -6,6 +6,8 @@ Design: docs/design/acking.md (the end of a topology).
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -45,6 +47,9 @@ class RunningTopology(ABC):
         self.name = name
         self.captured = captured
         self._conf = conf
+        self._change_lock = threading.RLock()
+        self._finish_lock = threading.Lock()
+        self._finish_count = 0
 
     @abstractmethod
     def _apply_order(self, coordinator: Coordinator, rank: int, order: Order) -> ProcessReport | None:
@@ -71,10 +76,12 @@ class RunningTopology(ABC):
         coordinator = Coordinator(self.n_workers, now, levels, already_open=True, exact=self._exact)
         while True:
             for order in coordinator.next_orders(time.monotonic()):
-                for rank in range(self.n_workers) if order.kind in _WORKER_ORDERS else ():
-                    report = self._apply_order(coordinator, rank, order)
-                    if report is not None:
-                        coordinator.handle_report(rank, order.values[0], report, time.monotonic())
+                # A task that moves at the same time would get no final tick.
+                with self._change_lock if order.kind is ControlKind.FINAL_TICK else contextlib.nullcontext():
+                    for rank in range(self.n_workers) if order.kind in _WORKER_ORDERS else ():
+                        report = self._apply_order(coordinator, rank, order)
+                        if report is not None:
+                            coordinator.handle_report(rank, order.values[0], report, time.monotonic())
             if coordinator.is_done:
                 return
             now = time.monotonic()
@@ -91,7 +98,11 @@ class RunningTopology(ABC):
         earlier bolts; the bolts of a cycle get it together. Raises the errors of wait(), and
         ProcessFailedError if a process has collected a tuple with a value that no message can carry.
         """
-        self._wait(timeout, self.topology.tick_levels(self._conf))
+        finish_count, deadline = self._finish_count, time.monotonic() + timeout
+        with self._finish_lock:
+            if self._finish_count == finish_count:  # otherwise, a call in another thread has finished it
+                self._wait(deadline - time.monotonic(), self.topology.tick_levels(self._conf))
+                self._finish_count += 1
         return self.captured
 
     def activate(self) -> None:
