@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -128,6 +129,18 @@ def test_wrong_settings_start_no_process(conf: dict[str, Any], problem: str) -> 
     """submit() raises an error for a setting that cannot work, before any process starts."""
     with pytest.raises(ConfigError, match=problem):
         DistributedCluster().submit("words", {**CONF, **conf}, words.topology())
+
+
+def test_a_log_directory_that_cannot_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the log directory cannot be created, the temporary directory is removed."""
+    temporary, file = tmp_path / "temporary", tmp_path / "file"
+    temporary.mkdir()
+    file.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    conf = {**CONF, "storm.log.dir": str(file / "logs")}
+    with pytest.raises(NotADirectoryError):
+        DistributedCluster().submit("words", conf, words.topology())
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])

@@ -65,30 +65,28 @@ class DistributedTopology(RunningTopology):
         self._assignment = control_pb2.Assignment(topology=name, inactive=True)
         self._workers: list[WorkerProcess] = []
         self._temp_dir = make_private_directory()
-        user = self._settings.run_as
-        directory = create_log_directory(Path(self._temp_dir), user)
-        self.log_dir = create_log_directory(Path(self._settings.log_dir or directory), user)
         try:
-            self._launch(dict(conf), topology, collect, directory)
+            self._launch(dict(conf), topology, collect)
         except BaseException:
             self.close(0.0)
             raise
 
-    def _launch(
-        self, conf: dict[str, Any], topology: Topology | str, collect: Sequence[str], directory: Path
-    ) -> None:
+    def _launch(self, conf: dict[str, Any], topology: Topology | str, collect: Sequence[str]) -> None:
+        user = self._settings.user if self._settings.uses_other_user else None
+        directory = create_log_directory(Path(self._temp_dir), user)
+        self.log_dir = create_log_directory(Path(self._settings.log_dir or directory), user)
         if isinstance(topology, str):
             reference, topology = topology, load_topology(topology)
         else:
-            reference = save_topology(topology, directory / f"topology{PICKLE_SUFFIX}", self._settings.run_as)
+            reference = save_topology(topology, directory / f"topology{PICKLE_SUFFIX}", user)
         for component in collect:
             topology.component(component)
         settings = TopologySettings.from_conf(conf)
         self.topology = with_ackers(topology, settings.n_ackers)
         tasks_by_worker = schedule_evenly(self.topology, settings.workers)
         conf_json = _as_json({**conf, COLLECT_KEY: list(collect)})
-        write_private(directory / "conf.json", conf_json, self._settings.run_as)
-        run_directory = create_private_directory(directory / "run", self._settings.run_as)
+        write_private(directory / "conf.json", conf_json, user)
+        run_directory = create_private_directory(directory / "run", user)
         host, credentials = read_host_and_credentials(conf)
         for index in range(len(tasks_by_worker)):
             port = self._settings.port_of(index)
@@ -107,7 +105,7 @@ class DistributedTopology(RunningTopology):
                 arguments=arguments,
                 log_path=self.log_dir / f"{worker_id}.log",
                 environment=self._settings.environment,
-                user=self._settings.run_as,
+                user=user,
             )
             worker = WorkerProcess(
                 command,

@@ -7,6 +7,7 @@ Design: docs/design/topologies.md (control of processes).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -141,11 +142,6 @@ class LaunchSettings(Settings):
         if len(set(fixed)) < len(fixed):
             raise ConfigError(f"supervisor.slots.ports names a port twice: {self.ports}")
 
-    @property
-    def run_as(self) -> str | None:
-        """The user to run as; None: the user of this process."""
-        return self.user if self.uses_other_user else None
-
     def port_of(self, index: int) -> int:
         """Return the port of a worker; ConfigError if there are fewer ports than workers."""
         if not self.ports:  # any free port
@@ -272,10 +268,8 @@ def _pickle_topology(topology: Topology) -> bytes:
 def _cloudpickle() -> ModuleType | None:
     """Return cloudpickle, or PySpark's copy of it; None if neither is installed."""
     for name in ("cloudpickle", "pyspark.cloudpickle"):
-        try:
+        with contextlib.suppress(ImportError):
             return importlib.import_module(name)
-        except ImportError:
-            continue
     return None
 
 
