@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -121,6 +122,21 @@ def test_from_the_opening_to_the_end() -> None:
     assert talk.wave(2) == [Order(ControlKind.CLOSE)]
     assert talk.coordinator.is_done
     assert talk.tell() == []
+
+
+def test_only_waves_at_rest_are_far_apart_after_a_restart() -> None:
+    """Without exact counts, only a wave at rest is confirmed after a second, and the end follows at once."""
+    coordinator = Coordinator(1, 0.0, already_open=True)
+    coordinator.use_inexact_counts()
+    now, due = 0.0, []
+    for wave, is_idle in enumerate([False, True, False, True, True], 1):
+        while Order(ControlKind.GET_REPORT, (wave,)) not in coordinator.next_orders(now):
+            now += coordinator.wait_seconds(now)
+        due.append(now)
+        coordinator.handle_report(0, wave, ProcessReport(is_idle, 0, min(4, wave)), now)
+    assert [round(then - before, 1) for before, then in pairwise(due)] == [0.0, 1.0, 0.0, 1.0]
+    assert coordinator.wait_seconds(now) == 0
+    assert coordinator.next_orders(now)[-1] == Order(ControlKind.CLOSE)
 
 
 def test_an_inactive_topology_is_not_over() -> None:

@@ -138,7 +138,6 @@ class Coordinator:
         self.is_done = False
         self._min_interval = 0.0
         self._detector = TerminationDetector(n_ranks, exact=exact)
-        self._was_idle = False
         self._requested_wave = 0
         self._wave_interval = _MIN_WAVE_SECONDS
         self._next_wave_at = now
@@ -171,20 +170,22 @@ class Coordinator:
 
     def handle_report(self, rank: int, wave: int, report: ProcessReport, now: float) -> None:
         """Apply a worker's report for a wave."""
-        before = self._detector.wave
+        before, was_idle = self._detector.wave, self._detector.was_idle
         self._failed |= report.failure is not None
         self._detector.add_report(rank, wave, report)
         if self._detector.wave > before:
             self._last_wave_at = now
-            self._next_wave_at = now + max(self._next_delay(), self._min_interval)
+            self._next_wave_at = now + self._next_delay(was_idle=was_idle)
 
-    def _next_delay(self) -> float:
-        """Return 0 after the first wave at rest, to confirm it; else a growing time."""
-        was_idle, self._was_idle = self._was_idle, self._detector.was_idle
-        if self._was_idle and not was_idle:
+    def _next_delay(self, *, was_idle: bool) -> float:
+        """Return a growing time; after the first wave at rest, the least, to confirm it; at the end, 0."""
+        if self._detector.is_finished:
             return 0.0
+        least = self._min_interval if self._detector.was_idle else 0.0  # a busy wave is not compared
+        if self._detector.was_idle and not was_idle:
+            return least
         pause, self._wave_interval = self._wave_interval, min(2 * self._wave_interval, _MAX_WAVE_SECONDS)
-        return pause
+        return max(least, pause)
 
     def use_inexact_counts(self) -> None:
         """Detect the end without exact counts from now on: a worker has restarted and lost its counts."""
@@ -194,7 +195,7 @@ class Coordinator:
 
     def _restart_detection(self, *, exact: bool) -> None:
         self._detector, self._requested_wave = TerminationDetector(self._n_ranks, exact=exact), 0
-        self._wave_interval, self._was_idle = _MIN_WAVE_SECONDS, False
+        self._wave_interval = _MIN_WAVE_SECONDS
 
     def next_orders(self, now: float) -> list[Order]:
         """Return the due orders; TaskUnresponsiveError if a wave takes over REPORT_TIMEOUT_SECONDS."""
