@@ -168,6 +168,14 @@ LARGE = 1 << 13_000
 """A number of 1.6 KB, with fewer digits than the limit of Python's str()."""
 
 
+class Unhashable(Numbers):
+    """Emits numbers with message ids that cannot be hashed."""
+
+    def next_tuple(self) -> None:
+        self.next += 1
+        self.collector.emit([self.next], message_id=[self.next])
+
+
 class Stall(Pass):
     """Stalls once, for longer than a send may wait."""
 
@@ -349,6 +357,14 @@ class RuntimeContract(Contract):
             assert running.metric('tuplewire_task_errors_total{component="pass"') == notes.count("failed")
         assert 0 < notes.count("failed") <= notes.count("grown") == COUNT // 10
         assert sorted(map(int, notes.read("acked"))) == list(range(COUNT))
+
+    def test_a_message_id_that_cannot_be_hashed(self, runtime: Runtime, notes: Notes) -> None:
+        """A spout that emits a tuple with such an id gets an error that names the id."""
+        with (
+            runtime.run(passing(Unhashable(notes), Pass(notes)), **FOLLOWED) as running,
+            pytest.raises(Exception, match=r"of 'numbers': MessageError: the message id \[1\] cannot"),
+        ):
+            running.finish()
 
     def test_user_metrics(self, runtime: Runtime, notes: Notes) -> None:
         """The metrics contain the counters of spouts and bolts, and the built-in counters of executors."""

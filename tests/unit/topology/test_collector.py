@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -109,6 +110,16 @@ def test_spout_gives_message_ids() -> None:
     collector.emit_direct(SINK, ["x"], stream="to", message_id=("part", 5))
     ids = [message.roots for run in outbox.take_all() for message in run.tuples]
     assert ids == [((SPOUT, 0),), (), ((SPOUT, ("part", 5)),)]
+
+
+def test_message_ids_are_hashable() -> None:
+    """A message id that cannot be hashed, or that contains such a value, is refused by name."""
+    outbox = Outbox(TOPOLOGY, SPOUT)
+    ids: tuple[Any, ...] = ([1], ("part", {}))
+    for message_id in ids:
+        with pytest.raises(MessageError, match=re.escape(f"the message id {message_id!r} cannot be used: ")):
+            SpoutOutputCollector(outbox, print).emit(["x"], stream="bad", message_id=message_id)
+    assert not len(outbox)
 
 
 def test_direct_streams_name_the_task(told: Told) -> None:

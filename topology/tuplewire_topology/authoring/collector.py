@@ -158,7 +158,8 @@ class SpoutOutputCollector(_Collector):
                 tasks, it is sent with the tuple and all tuples anchored to it.
 
         Raises:
-            MessageError: The stream is direct, is not in `outputs`, or has another number of fields.
+            MessageError: The stream is direct, is not in `outputs`, or has another number of fields. Or the
+                message id cannot be hashed.
         """
         self._outbox.put(stream, values, self._roots_of(message_id))
 
@@ -169,7 +170,12 @@ class SpoutOutputCollector(_Collector):
         self._outbox.put(stream, values, self._roots_of(message_id), task)
 
     def _roots_of(self, message_id: Any) -> Roots:
-        return NO_ROOTS if message_id is None else ((self._outbox.task, message_id),)
+        roots = NO_ROOTS if message_id is None else ((self._outbox.task, message_id),)
+        try:
+            hash(roots)  # only a local cluster needs it, but a topology must run in every cluster
+        except TypeError as error:
+            raise MessageError(f"the message id {message_id!r} cannot be used: {error}") from error
+        return roots
 
 
 class OutputCollector(_Collector):
