@@ -107,8 +107,6 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             )
             program = load_program(handle, config.program, conf, config.program_state_file)
             runtime.program = program
-        runtime.loop.run(runtime.bind())
-        servers = runtime.worker.servers
         registry.register(WorkerCollector(runtime.status, config, memory_limit()))
         registry.register(runtime.security)
         registry.register(log)
@@ -121,6 +119,8 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         probes = runtime.live_problem, runtime.ready_problem
         admin = AdminServer(config.listen_admin, registry, *probes, exemplars=config.tracing)
         cleanup.callback(admin.close)
+        runtime.loop.run(runtime.bind())  # last, because the worker may be ready from then on
+        servers = runtime.worker.servers
         if config.tasks:  # the worker assigns them to itself; not earlier: it is then ready
             address, peer_address = _advertised_addresses(config, servers)
             this_worker = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from helpers import eventually
 from helpers.memory import heaps
+from helpers.ports import free_port
 from helpers.tools import ran
+from helpers.topology import TOPOLOGY, assignment_file
 from helpers.traffic import deliver
 from helpers.worker_process import Running, run_command, running
 
@@ -98,6 +100,36 @@ def test_threads_share_a_heap(shared: Running) -> None:
     """Threads share the main heap and reuse each other's free memory; gRPC alone has a dozen threads."""
     eventually(lambda: len(list(Path(f"/proc/{shared.process.pid}/task").iterdir())) > 4)
     assert heaps(shared.process.pid) == 0
+
+
+SLOW_ADMIN_PORT = """
+import sys
+import time
+from tuplewire_service.command.entry import main
+from tuplewire_service.process import main as process
+
+bind = process.AdminServer
+
+def bind_slowly(*arguments, **options):
+    time.sleep(2)
+    server = bind(*arguments, **options)
+    print("the admin port is bound", file=sys.stderr, flush=True)
+    return server
+
+process.AdminServer = bind_slowly
+sys.exit(main())
+"""
+
+
+def test_a_ready_worker_can_be_scraped(tmp_path: Path) -> None:
+    """A worker with an assignment file becomes ready only after it has bound its admin port."""
+    address = f"127.0.0.1:{free_port()}"
+    file = assignment_file(tmp_path, 1, {("a", address): [0]})
+    flags = (f"--listen={address}", f"--assignment-file={file}", f"--topology={TOPOLOGY}")
+    command = [sys.executable, "-c", SLOW_ADMIN_PORT]
+    with running(tmp_path, *flags, command=command) as worker:
+        eventually(lambda: "state=ready" in worker.log, 20, "ready")
+        assert worker.log.index("the admin port is bound") < worker.log.index("state=ready")
 
 
 def test_every_bound_address_is_logged_and_written(shared: Running) -> None:
