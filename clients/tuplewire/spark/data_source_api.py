@@ -78,21 +78,19 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
         self._last_start: dict[str, Any] | None = None
 
     @cached_property
-    def _reader(self) -> DataSourceStreamReader:
+    def _reader(self) -> Any:  # a TuplewireStreamReader; its module imports this one
         return self._create_reader()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the same offset at each call: Spark may have received an end based on it before."""
-        if self._initial is None:
-            self._initial = self._reader.initialOffset()
+        self._initial = self._initial or self._reader.initialOffset()
         return self._initial
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name
-        return self._latest(self.initialOffset() if self._planned_end is None else self._planned_end)
-
-    def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        self._last_start = start
-        return self._reader.latestOffset(start, ReadAllAvailable())
+        if self._planned_end is None:
+            return dict(self._reader.number_end(self.initialOffset()))
+        self._last_start = self._planned_end
+        return dict(self._reader.latestOffset(self._planned_end, ReadAllAvailable()))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch.
@@ -101,13 +99,14 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
         messages were lost, also after a restart. Not for the initial offset: if Spark repeats the first
         micro-batch, the messages before a new initial offset may belong to it, and must not be discarded.
         """
-        if start not in (end, self._last_start, self._initial):
-            self._latest(start)
         self._planned_end = end
-        return self._reader.partitions(start, end)
+        if start not in (end, self._last_start, self._initial):
+            self._reader.latestOffset(start, ReadAllAvailable())
+            end = self._reader.number_end(start, end)  # it may be from before Spark has passed this start
+        return list(self._reader.partitions(start, end))
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]] | Iterator[pa.RecordBatch]:
-        return self._reader.read(partition)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return iter(self._reader.read(partition))
 
     def commit(self, end: dict[str, Any]) -> None:
         self._reader.commit(end)

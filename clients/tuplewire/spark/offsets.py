@@ -8,6 +8,7 @@ Design: docs/design/readers.md.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -293,19 +294,22 @@ def divide_limit(waiting: Mapping[int, int], limit: int) -> dict[int, int]:
 def add_entry_sequences(start: Offset, end: Offset, runs: Mapping[int, EntryRuns]) -> Offset:
     """Return the end of a micro-batch with the numbers of entry workers, which stay valid after a move.
 
-    start: the start of the micro-batch at the current workers. runs: the entry runs, by task.
+    start: the start of the micro-batch at the current workers. end: also one with these numbers, which was
+    planned from another start, perhaps before a move. runs: the entry runs, by task.
     """
     offsets = dict(end.offsets)
     for task, each in runs.items():
-        offset, last = start.offsets[task], end.offsets[task].sequence
-        first = max(each.first_sequence - 1, offset.sequence)
-        entries = each.last_sequences(last)
+        offset, last = start.offsets[task], end.offsets[task]
+        is_here = last.worker == offset.worker and last.sequence >= offset.sequence
+        entries = each.last_sequences(last.sequence) if is_here and last.first is None else last.entries
+        bound = last.sequence if is_here else sys.maxsize
+        messages = count_messages(each.unread_ranges(offset.sequence, bound, offset.before, entries))
         offsets[task] = replace(
-            end.offsets[task],
+            last,
             entries=entries,
             before=filter_redeliverable(offset.before, entries),
-            messages=count_messages(each.unread_ranges(first, last, offset.before)),
-            first=first,
+            messages=messages,
+            first=max(each.first_sequence - 1, offset.sequence) if is_here else last.sequence - messages,
         )
     return Offset(offsets)
 
@@ -337,11 +341,6 @@ def ranges(start: Offset, end: Offset, states: QueueStates, runs: Mapping[int, E
         if (each := states.get(task)) is not None:
             first = start.offsets.get(task) or TaskOffset(each.worker, 0)
             begin = _start(first, last)
-            # With availableNow, Spark 4.0 and 4.1 request the end before they pass the start of a restarted
-            # query. If its last messages were not acknowledged, they count as messages of the end.
-            if first.entries and first.worker == last.worker and first.sequence > begin:
-                last = replace(last, messages=last.messages - first.sequence + begin)  # noqa: PLW2901
-                begin = first.sequence
             current_runs = runs.get(task) if each.worker == last.worker else None
             planned.append(ReadRange(task, each.worker_id, begin, last, first.passed, current_runs))
     return planned

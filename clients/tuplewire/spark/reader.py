@@ -81,20 +81,16 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition for each task with messages. Raises SupersededError if one has a consumer."""
-        with TaskPoller(self._options) as poller:
-            while True:
-                states = poller.poll_all()
-                for task, each in states.items():
-                    if each.consumer:
-                        raise SupersededError(f"task {task} has a consumer, {each.consumer!r}: stop it first")
-                start = initial_offset(states)
-                end = Offset(end_offsets(states))
-                wanted = {task: each.sequence for task, each in task_ends(start, end).items()}
-                runs = poller.fetch_runs(wanted, states)
-                if runs.keys() == wanted.keys():  # otherwise a task has moved since the poll
-                    break
-        end = add_entry_sequences(start, end, runs)
-        return [RangePartition(each, poller.owners.others) for each in ranges(start, end, states, runs)]
+        reader = TuplewireStreamReader(self._options)
+        try:
+            start = Offset({}).to_json()  # each task starts before its unacknowledged messages
+            end = reader.number_end(start)
+            for task, each in reader.states.items():
+                if each.consumer:
+                    raise SupersededError(f"task {task} has a consumer, {each.consumer!r}: stop it first")
+            return reader.partitions(start, end)
+        finally:
+            reader.stop()
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -109,7 +105,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         super().__init__(options)
         self._poller = TaskPoller(options)
         self._target: dict[int, TaskOffset] | None = None
-        self._states: dict[int, QueueState] = {}
+        self.states: dict[int, QueueState] = {}
+        """The state at the last poll."""
         self._idle_states: dict[int, QueueState] = {}
         """The state at the last poll, if it resulted in no micro-batch."""
         self._end = Offset({})
@@ -164,7 +161,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             now = time.monotonic()
             begin = position.relocate_to(states)
             self._check_previous_owners(position, states)
-            self._states = states
+            self.states = states
             if self._options.fail_on_data_loss:
                 wanted = self._options.tasks
                 check_still_assigned((task for task in position.offsets if task in wanted), states)
@@ -187,6 +184,19 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 self._end = begin
                 return start
 
+    def number_end(self, start: dict[str, Any], end: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return an end with the numbers of the messages after `start`. None: of all messages.
+
+        Acknowledges nothing. Spark 4.0 and 4.1 may request an end before they pass its start.
+        """
+        numbered = None
+        while numbered is None:
+            self.states = states = self._poller.poll_all()
+            begin = Offset.from_json(start).relocate_to(states)
+            last = Offset(end_offsets(states)) if end is None else Offset.from_json(end)
+            numbered = self._number_end(begin, last, states)
+        return numbered.to_json()
+
     def _min_messages(self, limit: ReadLimit, now: float) -> int:
         least = self._options.min_messages_per_trigger
         overdue = now - self._last_batch_at >= self._options.max_trigger_delay
@@ -196,7 +206,11 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def _number_end(self, begin: Offset, end: Offset, states: QueueStates) -> Offset | None:
         """Return the end with numbers that stay valid after a move; None if a task moved since the poll."""
-        taken = {task: each.sequence for task, each in end.offsets.items() if each is not begin.offsets[task]}
+        taken = {
+            task: each.sequence if each.worker == states[task].worker else 0
+            for task, each in end.offsets.items()
+            if task in states and each is not begin.offsets[task]
+        }
         self._runs = runs = self._poller.fetch_runs(taken, states)
         return add_entry_sequences(begin, end, runs) if runs.keys() == taken.keys() else None
 
@@ -206,7 +220,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             each = states.get(task)
             if each is None or each.worker == offset.worker or (task, each.worker) in self._checked_moves:
                 continue
-            last = self._states.get(task)
+            last = self.states.get(task)
             unread = last.tail - offset.sequence if last and last.worker == offset.worker else 0
             if self._options.fail_on_data_loss:
                 previous_owner = self._poller.wait_for_previous_owner(task, offset.worker, offset.address)
@@ -229,20 +243,20 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
         `lag` is the number of messages behind the last micro-batch, by task.
         """
-        if not self._states:
+        if not self.states:
             return None
         ends = self._end.offsets
         lag = {
             str(task): max(0, each.tail - ends[task].sequence)
-            for task, each in self._states.items()
+            for task, each in self.states.items()
             if task in ends
         }
-        return {**Offset(end_offsets(self._states)).to_json(), LAG_KEY: lag}
+        return {**Offset(end_offsets(self.states)).to_json(), LAG_KEY: lag}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return a partition for each task with messages in a micro-batch."""
         begin, last = map(Offset.from_json, (start, end))
-        states = self._states
+        states = self.states
         if not states.keys() >= last.offsets.keys():  # after a restart, Spark repeats an older plan
             states = self._poller.poll_tasks(last.offsets.keys())
         wanted = {task: each.sequence for task, each in task_ends(begin, last).items()}

@@ -22,6 +22,7 @@ from helpers.traffic import client_of, deliver
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
+from tuplewire.spark.data_source_api import OldStreamReader
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.range_reader import RangeReader
@@ -190,6 +191,36 @@ def test_a_query_with_available_now_ends_after_a_move(shared: Workers) -> None:
     with query(shared) as later:
         later.at, later.got = running.at, running.got
         later.read_all(20)
+
+
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_a_task_moves_between_two_runs_of_an_earlier_spark(shared: Workers, starting: str) -> None:
+    """With availableNow, Spark 4.0 and 4.1 request the end first, and the last batch is not acknowledged."""
+    options = {"startingOffsets": starting, "failOnDataLoss": "true"}
+
+    @contextmanager
+    def run() -> Iterator[OldStreamReader]:
+        reader = OldStreamReader(lambda: TuplewireStreamReader(given(shared, **options)))
+        yield reader
+        reader.stop()
+
+    with run() as reader:
+        start = reader.initialOffset()
+        send(shared, range(10), "a")
+        first = reader.latestOffset()
+        assert payloads(reader, reader.partitions(start, first)) == list(range(10))
+    shared.put("b")
+    send(shared, range(10, 20), "b")
+    with run() as reader:
+        second = reader.latestOffset()
+        assert payloads(reader, reader.partitions(first, first)) == []
+        assert payloads(reader, reader.partitions(first, second)) == list(range(10, 20))
+    shared.put("c")
+    with run() as reader:
+        third = reader.latestOffset()
+        assert payloads(reader, reader.partitions(second, third)) == []
+        reader.commit(third)
+        assert queued(shared.running["c"], TASK) == 0
 
 
 def test_a_task_moves_while_it_is_read(shared: Workers) -> None:

@@ -380,6 +380,45 @@ def test_available_now_asks_before_it_tells(workers: Pair, task: int, *, committ
         assert read_planned(reader, second, third) == []
 
 
+def test_available_now_with_latest_acknowledges_only_what_was_read(workers: Pair, task: int) -> None:
+    """A restarted query reads the messages since its last run, although Spark first requests an end."""
+    latest = {"startingOffsets": "latest"}
+    send_numbers(workers, task, range(5))
+    with earlier_query(workers, task, **latest) as reader:
+        first = reader.latestOffset()
+        assert read_planned(reader, reader.initialOffset(), first) == [], "they are before the query"
+    send_numbers(workers, task, range(5, 8))
+    for numbers in (range(5, 8), range(8, 20)):
+        before = acknowledged(workers.near, task)
+        with earlier_query(workers, task, **latest) as reader:
+            second = reader.latestOffset()
+            assert acknowledged(workers.near, task) == before, "no micro-batch has the rest"
+            assert read_planned(reader, first, first) == []
+            for _ in range(2):
+                assert read_planned(reader, first, second) == list(numbers)
+            assert acknowledged(workers.near, task) == numbers.start
+        send_numbers(workers, task, range(numbers.stop, 20))
+        first = second
+
+
+def test_available_now_with_latest_repeats_its_first_batch(workers: Pair, task: int) -> None:
+    """If the first micro-batch was not committed, a restarted query reads it, and then the later messages."""
+    send_numbers(workers, task, range(5))
+    with earlier_query(workers, task, startingOffsets="latest") as reader:
+        reader.initialOffset()
+        send_numbers(workers, task, range(5, 8))
+        first = reader.latestOffset()
+    send_numbers(workers, task, range(8, 10))
+    with earlier_query(workers, task, startingOffsets="latest") as reader:
+        second = reader.latestOffset()
+        assert read_planned(reader, first, first) == []
+        assert read_planned(reader, reader.initialOffset(), first) == [5, 6, 7]
+        assert acknowledged(workers.near, task) == 0
+        assert read_planned(reader, first, second) == [8, 9]
+        reader.commit(second)
+        assert queued(workers.near, task) == 0
+
+
 def test_loss_is_noticed_after_a_restart(workers: Pair, task: int) -> None:
     """If another client consumes messages between two runs, the next run reports them as lost."""
     first = first_batch(workers, task)
