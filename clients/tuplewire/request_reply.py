@@ -16,7 +16,7 @@ from threading import TIMEOUT_MAX, Lock
 
 from tuplewire import errors
 from tuplewire.connection.consuming_end import Callbacks
-from tuplewire.connection.loop import messaging_thread
+from tuplewire.connection.loop import BLOCKING_CALL, is_on_messaging_loop, messaging_thread
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import InterruptSafeCondition
 from tuplewire.connection.task_states import NO_CONSUMER_SECONDS, POLL_SECONDS, TaskStates
@@ -154,8 +154,11 @@ class Asker(Closeable):
             UnknownTaskError: The assignment has no such task for the answers.
             UnreachableError: No worker has accepted the subscription within connect_timeout_seconds.
             BufferFullError: The client's buffer was full until the timeout.
+            RuntimeError: The call was made on the messaging loop, for example in a callback.
         """
         self._check_process()
+        if is_on_messaging_loop():  # it would deliver the answers, and must not wait for them
+            raise RuntimeError(BLOCKING_CALL)
         send_timeout = check_timeout(timeout)
         seconds = math.inf if send_timeout is None else send_timeout
         by_id = {secrets.token_hex(8).encode(): pair for pair in requests}

@@ -34,6 +34,7 @@ logger = event_logger(__name__)
 _Result = TypeVar("_Result")
 _WAKE_SECONDS = 0.25
 _SUSPEND_SECONDS = 5.0
+BLOCKING_CALL = "a blocking call was made on the messaging loop: make it in another thread, or await it"
 _GRPC_THREADS = ("event_engine", "grpc_", "lifeguard")
 """The prefixes of the names of gRPC's threads (grpcio 1.74 to 1.85)."""
 
@@ -165,7 +166,7 @@ class EventLoopThread:
         """Start a coroutine from another thread, and call `on_done` at its end. Return a set with it."""
         if self.is_current_thread:
             coroutine.close()
-            raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
+            raise RuntimeError(BLOCKING_CALL)
         running: set[asyncio.Task[_Result]] = set()
 
         def begin() -> None:

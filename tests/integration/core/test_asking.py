@@ -248,6 +248,13 @@ def test_close_ends_a_waiting_call(ends: Ends) -> None:
     assert ends.requester.ledger().accepted == 1
 
 
+def test_a_request_on_the_messaging_loop(ends: Ends) -> None:
+    """A callback cannot wait for an answer: the call fails before it sends the request."""
+    with pytest.raises(RuntimeError, match=r"on the messaging loop: .* in another thread"):
+        messaging_thread().call(lambda: ends.asker.ask(ends.task, b"x", timeout=5.0), _SECONDS)
+    assert ends.requester.ledger().accepted == 0
+
+
 def test_the_client_of_a_spark_function(ends: Ends, pair: Pair) -> None:
     """The client of a ClientHandle sends and answers requests, too."""
     reply_to = pair.near_task()
