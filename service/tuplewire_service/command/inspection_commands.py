@@ -172,6 +172,7 @@ def _log_level(arguments: argparse.Namespace) -> int:
 def _tap(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.tapped import read_taps, tapped_as_json, tapped_as_text
 
+    show = tapped_as_json if arguments.json else partial(tapped_as_text, decoding=arguments.decode)
     remaining = arguments.count
     omitted = count = 0
     with closing(read_taps(arguments)) as tapped:  # ends the taps at their workers
@@ -181,10 +182,7 @@ def _tap(arguments: argparse.Namespace) -> int:
                 passed = response.passed_messages
                 for message in response.messages[:remaining]:
                     count += 1
-                    if arguments.json:
-                        print(tapped_as_json(message))
-                    else:
-                        print(tapped_as_text(message, arguments.decode))
+                    print(show(message))
                 sys.stdout.flush()
                 if response.omitted_messages > omitted:
                     print(f"-- {response.omitted_messages - omitted} omitted --", file=sys.stderr, flush=True)

@@ -99,7 +99,8 @@ def _add_messages(commands: Any, handler: Handler, help_text: str, example: str)
     add_topology(parser)
     about = (
         "lines: a payload per line; json: an object per line with task, message (or base64), key, and headers"
-        ' [["name", "value"]]; prefixed: the length in four bytes before each payload (default: lines)'
+        ' [["name", "value"]], and for send also the lines of tap --json; prefixed: the length in four bytes '
+        "before each payload (default: lines)"
     )
     parser.add_argument("--format", **enum_arg(MessageFormat), default=MessageFormat.LINES, help=about)
     return parser

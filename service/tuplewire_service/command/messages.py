@@ -24,6 +24,16 @@ from tuplewire.values.message import TaskMessage
 
 _LENGTH = struct.Struct(">I")
 _KEYS = ("task", "message", "base64", "key", "headers")
+TAPPED_FIELDS = (
+    "payload_bytes",
+    "sender_id",
+    "from_worker",
+    "place",
+    "redelivered",
+    "accepted_unix_micros",
+    "seen_unix_micros",
+)
+"""The facts about a message's passage that `tuplewire tap --json` adds, apart from `source`."""
 _MAX_POLLS = 1000
 _POLL_MILLIS = 1
 
@@ -104,8 +114,10 @@ def _from_json(line: bytes, number: int, task: int | None) -> tuple[int | None, 
             f'[["name", "value"]]}}; for bytes, write "base64" instead of "message", and as a key or a value '
             f'{{"base64": ...}}: {line[:80]!r}'
         ) from error
-    for name in fields.keys() - _KEYS:
+    for name in fields.keys() - {*_KEYS, "source", *TAPPED_FIELDS}:
         raise unknown_error(f"key {name!r} in message {number}", name, _KEYS)
+    if (size := fields.get("payload_bytes", len(payload))) != len(payload):
+        raise ConfigError(f"message {number} has only {len(payload)} of {size} bytes: use tap --bytes={size}")
     return task, payload, metadata
 
 

@@ -23,23 +23,13 @@ from tuplewire.text.formatting import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.messages import PayloadFormat, json_fields
+from tuplewire_service.command.messages import TAPPED_FIELDS, PayloadFormat, json_fields
 from tuplewire_service.command.parsers import fetch_assignment, fetch_owners, make_control_client
 from tuplewire_service.command.viewer.columns import format_client
 
 _OWNER_CHECK_SECONDS = 1.0
 
 _PARTS = 3  # of a tuple: source, message ID, values
-_JSON_FIELDS = (
-    "payload_bytes",
-    "sender_id",
-    "from_worker",
-    "place",
-    "redelivered",
-    "accepted_unix_micros",
-    "seen_unix_micros",
-)
-
 
 _Responses = SimpleQueue[tuple[str, pb.TapResponse | TuplewireError]]
 
@@ -173,5 +163,5 @@ def tapped_as_json(message: pb.TappedMessage) -> str:
     """Return a JSON object with the fields of `tuplewire recv --format json`, and facts about the passage."""
     received = TaskMessage.from_checked(message.task, message.payload, message.headers)
     source = message.source if message.HasField("source") else None
-    facts = {name: getattr(message, name) for name in _JSON_FIELDS}
+    facts = {name: getattr(message, name) for name in TAPPED_FIELDS}
     return json.dumps({**json_fields(received), "source": source, **facts})

@@ -16,7 +16,7 @@ from helpers import eventually
 from helpers.secured import denied, guarded
 from helpers.topology import TOPOLOGY, Pair, collect, metric, numbered, numbers, workers_with
 from helpers.traffic import deliver
-from helpers.worker_process import run_command, running
+from helpers.worker_process import COMMAND, run_command, running
 
 from tuplewire import Client, TaskMessage
 from tuplewire.connection.control_client import ControlClient
@@ -209,6 +209,31 @@ def test_json_lines_and_ctrl_c(pair: Pair, task: int) -> None:
     assert (found["task"], found["base64"], found["payload_bytes"]) == (task, "/w==", 1)
     assert process.returncode == 130
     assert b"1 shown, 0 omitted, of 1 that passed" in err
+
+
+def test_send_accepts_the_lines_of_a_tap(pair: Pair) -> None:
+    """`send --format json` sends tapped messages again, and refuses messages that the tap has cut off."""
+    task = pair.near_task()
+    message = TaskMessage(task, b"\xff" * 5, key=b"k", headers=[("a", b"1")])
+    address = f"--address={pair.near.address}"
+    send = [*COMMAND, "send", "--format", "json", address, f"--topology={TOPOLOGY}"]
+    with (
+        Client(pair.near.address, topology=TOPOLOGY, source=7) as client,
+        client.recv([task]) as subscription,
+    ):
+        for flags in (["--count", "1"], ["--count", "1", "--bytes", "3"]):
+            with tap_command(pair.near, "--tasks", str(task), "--json", *flags) as process:
+                deliver(client, [message])
+                lines, _ = process.communicate(timeout=_SECONDS)
+            sent = subprocess.run(send, input=lines, capture_output=True, check=False)
+            if "--bytes" in flags:
+                assert (
+                    sent.returncode,
+                    b"message 1 has only 3 of 5 bytes: use tap --bytes=5" in sent.stderr,
+                ) == (64, True)
+            else:
+                assert sent.returncode == 0, sent.stderr
+        assert list(subscription.messages(3, quiet=_SECONDS)) == [message] * 3
 
 
 def test_a_tap_follows_its_task() -> None:
