@@ -36,6 +36,7 @@ from tuplewire.settings.config import SessionKeywords, SessionSettings, check_ti
 from tuplewire.subscription import NotPicklable, Subscription
 from tuplewire.tracing import get_tracing
 from tuplewire.values.batch import TaskMessageBatch, as_groups
+from tuplewire.values.group import check_task, check_whole
 from tuplewire.values.message import Headers, TaskMessage
 from tuplewire.values.task_ids import check_tasks
 
@@ -94,10 +95,10 @@ class BaseClient(NotPicklable):
         self.topology = resolve_topology(topology)
         check_text(f"client_id {client_id!r}", client_id or "")
         check_text(f"worker_id {worker_id!r}", worker_id)
-        self.source = source
+        self.source = None if source is None else check_task(source)
         self._worker_id = worker_id
         self._client_id = client_id
-        self._incarnation = incarnation
+        self._incarnation = None if incarnation is None else check_whole(incarnation, "incarnation")
         self._settings = SessionSettings.of(**settings)
         self._credentials = credentials
         _clients.add(self)

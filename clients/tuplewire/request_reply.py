@@ -38,7 +38,7 @@ _FIRST_POLL_SECONDS = 1.0
 
 def build_answer(message: TaskMessage, payload: bytes, *extra_headers: tuple[str, bytes]) -> TaskMessage:
     """Return the answer to a request, with more headers. Raises MessageError if it is not a request."""
-    reply_to = parse_number(message.headers, REPLY_TO)
+    reply_to = parse_number(getattr(message, "headers", ()), REPLY_TO)
     if reply_to is None:
         raise errors.MessageError("the message is not a request: check message.is_request before you answer")
     correlation = dict(message.headers).get(CORRELATION)
@@ -73,7 +73,7 @@ class AnswerMethods:
             message: The request.
             text: The text.
         """
-        self.send([build_answer(message, b"", (ERROR_HEADER, text.encode(errors="replace")))])
+        self.send([build_answer(message, b"", (ERROR_HEADER, f"{text}".encode(errors="replace")))])
 
 
 class _PendingRequests:

@@ -24,6 +24,7 @@ from tuplewire.errors import ClosedError, MessageError, WaitTimeoutError
 from tuplewire.session.consume import MAX_DELAY_SECONDS, ArrivedBatch, RejectedMessage
 from tuplewire.settings.config import RejectOrder, check_timeout
 from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import check_whole
 from tuplewire.values.message import TaskMessage
 
 if TYPE_CHECKING:
@@ -155,8 +156,8 @@ class BaseSubscription(ProcessBound):
             raise MessageError(
                 f"there is no message{number} to reject, of {count}: name one of the last batch by index"
             )
-        if not 0 <= delay <= MAX_DELAY_SECONDS:
-            raise MessageError(f"delay must be from 0 to {MAX_DELAY_SECONDS} seconds, not {delay}")
+        if not (hasattr(delay, "__float__") and 0 <= delay <= MAX_DELAY_SECONDS):
+            raise MessageError(f"delay must be from 0 to {MAX_DELAY_SECONDS} seconds, not {delay!r:.100}")
         if not isinstance(reason, str):
             raise MessageError(f"the reason of a rejection is a str, not {reason!r:.100}; pass str() of it")
         position, wait = to_int(position), self._receiver.settings.reject_order is RejectOrder.WAIT
@@ -198,7 +199,7 @@ class IterationLimit:
     """The limits of an iteration. remaining: the number of messages still to yield; 0 after the deadline."""
 
     def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
-        self.remaining = sys.maxsize if count is None else count
+        self.remaining = sys.maxsize if count is None else check_whole(count, "count")
         checked = check_timeout(quiet, "quiet"), check_timeout(seconds, "seconds")
         self._quiet_seconds, max_seconds = (math.inf if each is None else each for each in checked)
         self.deadline = time.monotonic() + max_seconds

@@ -61,6 +61,8 @@ class ChannelFactory:
         worker_names: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         """Read no file yet. tls, worker_names: return the current values; default: from the credentials."""
+        if not isinstance(credentials, Credentials | None):  # the text has no value, which may be a secret
+            raise ConfigError(f"credentials are a tuplewire.Credentials, not a {type(credentials).__name__}")
         self.credentials = Credentials.from_environment() if credentials is None else credentials
         self._worker_names = worker_names or (lambda: self.credentials.tls_worker_names)
         self._tls = tls or WatchedFiles(self.credentials.tls_files, lambda: read_tls(self.credentials)).get

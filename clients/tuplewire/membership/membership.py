@@ -20,8 +20,9 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.membership.member_status import MembershipStatus, Phase
 from tuplewire.membership.registry import Registry, WorkerReport
 from tuplewire.settings.addresses import check_address_syntax, resolve_topology
+from tuplewire.settings.config import check_timeout
 from tuplewire.text.events import event_logger
-from tuplewire.values.group import check_task
+from tuplewire.values.group import check_task, check_whole
 
 logger = event_logger(__name__)
 
@@ -84,12 +85,12 @@ class Membership:
         if not tasks:
             raise ConfigError("there are no tasks to assign: name them, like tasks=range(64)")
         for name, value in (("expire_seconds", expire_seconds), ("poll_seconds", poll_seconds)):
-            if not value > 0:
+            if not (check_timeout(value, name) or 0.0) > 0:
                 raise ConfigError(f"{name} must be more than 0, not {value!r}")
         if not callable(workers) and not _checked_addresses(workers):
             raise ConfigError("there are no workers: name their addresses, host:port")
         self._workers = workers
-        self._min_workers = min_workers
+        self._min_workers = check_whole(min_workers, "min_workers")
         self._timeout = timeout
         self._poll_seconds = poll_seconds
         self._credentials = credentials

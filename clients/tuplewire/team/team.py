@@ -18,6 +18,7 @@ from tuplewire.settings.config import check_timeout
 from tuplewire.subscription import Closeable
 from tuplewire.team.members import Data, TeamConnection
 from tuplewire.team.protocol import Kind
+from tuplewire.values.group import check_whole
 from tuplewire.values.task_ids import check_tasks
 
 try:
@@ -84,7 +85,7 @@ class Team(Closeable):
         """The number of ranks."""
         if len(check_tasks(self.tasks)) < self.size:
             raise errors.ConfigError("the tasks of a team must differ, and a task is named twice")
-        if not 0 <= rank < self.size:
+        if not 0 <= check_whole(rank, "rank") < self.size:
             raise errors.ConfigError(f"rank {rank} is not one of the {self.size} ranks of this team")
         self.rank = rank
         """The position of this process in the team."""
@@ -160,7 +161,7 @@ class Team(Closeable):
             >>> team.all_reduce([1, 2])  # by each of 3 ranks
             array([3, 6])
         """
-        if op not in _REDUCERS:
+        if not isinstance(op, str) or op not in _REDUCERS:
             raise errors.MessageError(f"op is one of {', '.join(_REDUCERS)}, not {op!r}")
         operand = np.asarray(array)
         if operand.dtype.kind not in "biufc" or isinstance(array, np.ma.MaskedArray):

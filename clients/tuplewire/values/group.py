@@ -17,6 +17,7 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 from tuplewire.errors import (
     MAX_TASK,
     MIN_TASK,
+    ConfigError,
     InvalidTaskError,
     MalformedError,
     MessageError,
@@ -40,6 +41,13 @@ def check_task(task: SupportsIndex) -> int:
     if not MIN_TASK <= number <= MAX_TASK:
         raise InvalidTaskError(f"task {number} is outside {MIN_TASK} to {MAX_TASK}")
     return number
+
+
+def check_whole(number: Any, name: str) -> int:
+    """Return a number of things as an int. Raises ConfigError, with the name, if it is not whole."""
+    if not hasattr(number, "__index__"):
+        raise ConfigError(f"{name} is a whole number, not {number!r:.100}")
+    return to_int(number)
 
 
 def as_bytes(value: Any, name: str = "a payload") -> bytes:

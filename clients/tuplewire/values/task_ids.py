@@ -23,7 +23,7 @@ _RANGE_PATTERN = re.compile(r"([0-9]{1,10})(?:(-)([0-9]{1,10})?)?")
 def parse_tasks(text: str) -> tuple[int, ...]:
     """Parse task ids and ranges such as `1,2,10-19`, in their order. Raise ConfigError for other text."""
     tasks: dict[int, None] = {}
-    for part in text.split(","):
+    for part in str(text).split(","):
         match = re.fullmatch(r"\s*(\d{1,10})(?:\s*-\s*(\d{1,10}))?\s*", part, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         # A range is expanded to all its ids, so its length is bounded.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -116,9 +118,11 @@ def test_what_is_no_message_cannot_be_rejected(letter_pair: Pair) -> None:
         next(subscription)
         with pytest.raises(MessageError, match="no message 1 to reject, of 1"):
             subscription.reject(1)
-        with pytest.raises(MessageError, match="delay must be from 0"):
-            subscription.reject(0, delay=-1)
-        wrong: Any = 0.0
+        wrong: Any
+        for wrong in (-1, math.nan, "x", None, [1], timedelta(1)):
+            with pytest.raises(MessageError, match="delay must be from 0"):
+                subscription.reject(0, delay=wrong)
+        wrong = 0.0
         reject, acknowledge = subscription.reject, subscription.acknowledge
         for call in (partial(reject, wrong), partial(reject, 0, reason=wrong), partial(acknowledge, wrong)):
             with pytest.raises(MessageError, match=r"0\.0"):
