@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import grpc
 
@@ -109,8 +109,7 @@ class ControlClient(AbstractContextManager["ControlClient"]):
         request = pb.GetStatusRequest(
             max_clients=max_clients, max_tasks=max_tasks, membership_poll_seconds=membership_poll_seconds
         )
-        response: pb.GetStatusResponse = self._call("control.GetStatus", request)
-        return response
+        return cast("pb.GetStatusResponse", self._call("control.GetStatus", request))
 
     def get_loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the load of each task that the worker knows, 0 (idle) to 1 (full). No tasks: all."""
@@ -189,8 +188,7 @@ class ControlClient(AbstractContextManager["ControlClient"]):
     def poll(self, request: pb.PollRequest) -> pb.PollResponse:
         """Return the state of tasks at the worker, after at most the wait time in the request."""
         timeout = self.timeout + request.wait_millis / 1000
-        response: pb.PollResponse = self._call("source.Poll", request, timeout)
-        return response
+        return cast("pb.PollResponse", self._call("source.Poll", request, timeout))
 
     def poll_future(self, request: pb.PollRequest) -> Any:
         """Start a poll() without waiting for it; return a gRPC future, with the errors of gRPC."""
@@ -231,23 +229,19 @@ class ControlClient(AbstractContextManager["ControlClient"]):
 
     def begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
         """Register a run of a sink's query; drop the staged messages of earlier runs."""
-        response: pb.BeginResponse = self._call("sink.Begin", request)
-        return response
+        return cast("pb.BeginResponse", self._call("sink.Begin", request))
 
     def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
         """Return the tasks of attempts that can be published."""
-        response: pb.CheckResponse = self._call("sink.Check", request)
-        return response
+        return cast("pb.CheckResponse", self._call("sink.Check", request))
 
     def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
         """Choose an epoch's attempts to publish."""
-        response: pb.PublishResponse = self._call("sink.Publish", request)
-        return response
+        return cast("pb.PublishResponse", self._call("sink.Publish", request))
 
     def progress(self, request: pb.GetProgressRequest) -> pb.GetProgressResponse:
         """Return the number of an epoch's messages that wait for free space."""
-        response: pb.GetProgressResponse = self._call("sink.GetProgress", request)
-        return response
+        return cast("pb.GetProgressResponse", self._call("sink.GetProgress", request))
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.

@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
 import grpc
@@ -146,24 +146,21 @@ class WorkerConnections:
         async with await self._channels.open_channel(address, BASE_OPTIONS) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]
             request = pb.GetAssignmentRequest()
-            answer: pb.GetAssignmentResponse = await self._call(stub.GetAssignment, request, address)
-            return answer
+            return cast("pb.GetAssignmentResponse", await self._call(stub.GetAssignment, request, address))
 
     async def status(self, address: str, tasks: Iterable[int]) -> pb.GetStatusResponse:
         """Request the status of a worker with only these tasks. Raises UnreachableError, RefusedError."""
         channel = await self._polled_channel(address)  # this reference keeps it open during the call
         stub = ControlStub(channel)  # type: ignore[no-untyped-call]
         request = pb.GetStatusRequest(tasks=tasks)
-        answer: pb.GetStatusResponse = await self._call(stub.GetStatus, request, address)
-        return answer
+        return cast("pb.GetStatusResponse", await self._call(stub.GetStatus, request, address))
 
     async def poll(self, address: str, topology: str, tasks: Iterable[int]) -> pb.PollResponse:
         """Request the states of tasks with the ids of their consumers. Raises the errors of status()."""
         channel = await self._polled_channel(address)
         stub = SourceStub(channel)  # type: ignore[no-untyped-call]
         request = pb.PollRequest(topology=topology, tasks=[pb.PolledTask(task=each) for each in tasks])
-        answer: pb.PollResponse = await self._call(stub.Poll, request, address)
-        return answer
+        return cast("pb.PollResponse", await self._call(stub.Poll, request, address))
 
     async def _polled_channel(self, address: str) -> grpc.aio.Channel:
         if self._polls_ended:

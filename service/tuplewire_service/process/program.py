@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_thread
@@ -68,8 +68,7 @@ def load_program(handle: Host, name: str, conf: Mapping[str, object], state_file
     `name` is the setting `program`. `conf` are the topology's settings. `state_file` stores its heartbeats.
     """
     for point in entry_points(group=PROGRAM_ENTRY_POINTS):  # only the first one is used
-        program: Program = point.load()(handle, name, conf, state_file)
-        return program
+        return cast("Program", point.load()(handle, name, conf, state_file))
     raise ConfigError(f"no program is installed that could run {name!r}; install tuplewire again")
 
 

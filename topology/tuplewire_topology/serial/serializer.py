@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tuplewire.errors import MalformedTupleError, UnsupportedValueError
 from tuplewire.packing.packing import READ_ERRORS, pack_values, read_array_size, read_items, read_value
@@ -170,8 +170,7 @@ def to_lists(snapshot: Any) -> Any:
 
 def from_lists(kind: type[_Snapshot], values: Any) -> _Snapshot:
     """Return the snapshot of this type that was passed to to_lists()."""
-    snapshot: _Snapshot = _rebuild(kind, values)
-    return snapshot
+    return cast("_Snapshot", _rebuild(kind, values))
 
 
 def _rebuild(kind: Any, value: Any) -> Any:
