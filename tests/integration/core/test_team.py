@@ -200,7 +200,7 @@ def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
     for worker in (pair.near, pair.far):
         eventually(lambda: not any(each.subscribed for each in status(worker).tasks if each.task in tasks), 5)  # noqa: B023
         assert status(worker).disconnected_session_count <= 1
-    assert not Counter(python_threads()) - Counter(threads)  # threads of earlier tests may end meanwhile
+    assert not Counter(python_threads()) - Counter(threads)  # threads of earlier tests may end
     eventually(lambda: open_files() <= files + 5, 5, "files are closed")
 
 
