@@ -34,6 +34,7 @@ TRUST_HINT = (
 )
 """The hint of an error if this side refuses a worker's certificate."""
 NO_WORKER_HINT = "; start a worker there, or correct the address"
+_NO_TLS_HINT = "; the port has no TLS: unset tls_ca (TUPLEWIRE_TLS_CA), or start its worker with TLS"
 _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 
 
@@ -198,4 +199,5 @@ def _fetch_certificate(address: str, context: ssl.SSLContext, timeout: float) ->
     except (OSError, ValueError) as error:  # ValueError: the host is not a valid name
         hint = NO_WORKER_HINT if isinstance(error, ConnectionRefusedError) else ""
         hint = TRUST_HINT if isinstance(error, ssl.SSLCertVerificationError) else hint
+        hint = _NO_TLS_HINT if "WRONG_VERSION" in str(error) else hint
         raise UnreachableError(f"{address}: no TLS connection: {error}{hint}") from error

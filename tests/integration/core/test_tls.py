@@ -244,6 +244,22 @@ def test_a_missing_worker_has_the_same_advice_with_tls(tmp_path: Path) -> None:
         control.status()
 
 
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [(("worker.example",), "the port has no TLS: unset tls_ca"), ((), "does the worker use TLS")],
+    ids=["names listed", "host"],
+)
+def test_a_port_without_tls_has_its_advice(tmp_path: Path, names: tuple[str, ...], advice: str) -> None:
+    """At a worker without TLS, the error of a client with TLS names the next step."""
+    program = files_of(Authority().issue("etl.example"), tmp_path, *names)
+    with (
+        workers_with([1]) as workers,
+        ControlClient(workers.endpoints[0].address, credentials=program) as control,
+        pytest.raises(UnreachableError, match=f"WRONG_VERSION_NUMBER.*; {advice}"),
+    ):
+        control.status()
+
+
 def test_channel_takes_the_certificate_that_was_checked(tmp_path: Path) -> None:
     """A server with another certificate than the checked one is refused, although the same CA signed it."""
     authority = Authority()
