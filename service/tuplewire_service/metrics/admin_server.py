@@ -47,7 +47,7 @@ class AdminServer(HttpServer):
             "/livez": lambda _: _probe_response("live", live_problem),
             "/readyz": lambda _: _probe_response("ready", ready_problem),
         }
-        advice = "stop what uses it, or choose another address with --listen-admin"
+        advice = "stop the process there, or change --listen-admin; if it is a worker, also change --listen"
         super().__init__(listen, pages, "the admin port", advice)
 
     def wait_for_scrape(self, timeout: float) -> None:

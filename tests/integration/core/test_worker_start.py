@@ -48,8 +48,10 @@ def _admin(worker: Running) -> str:
 def test_what_another_worker_uses_is_not_taken_over(shared: Running) -> None:
     """A second worker on the same port, admin port or Unix socket is refused, and the first still answers."""
     path, admin = shared.directory / "w.sock", _admin(shared)
-    assert f"cannot listen on {shared.address}" in _refused(listen=shared.address)
-    assert f"cannot listen on {admin} for the admin port" in _refused(**{"listen-admin": admin})
+    assert f"cannot listen on {shared.address}: in use (by a worker?)" in _refused(listen=shared.address)
+    refusal = _refused(**{"listen-admin": admin})
+    assert f"cannot listen on {admin} for the admin port" in refusal
+    assert "; if it is a worker, also change --listen\n" in refusal
     assert "; choose another path" in _refused(**{"listen-unix": path})
     for address in (shared.address, f"unix://{path}"):
         with ControlClient(address) as client:

@@ -88,9 +88,8 @@ class RestartingServer:
             else:
                 port = server.add_secure_port(address, self.credentials)
         except RuntimeError as error:
-            raise BindError(
-                f"cannot listen on {address}: in use, or not of this host; change --listen and --listen-admin"
-            ) from error
+            text = f"cannot listen on {address}: in use (by a worker?), or not of this host; change --listen"
+            raise BindError(text) from error
         return f"{address.rpartition(':')[0]}:{port}"
 
     async def _serve(self, server: grpc.aio.Server) -> None:
