@@ -70,9 +70,9 @@ def add_control_commands(commands: Any) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help=about)
     about = "accept a version more than 2^32 ahead, or with at most 2^32 later versions left"
     parser.add_argument("--force", action="store_true", help=about)
-    about = "activate the spouts of a topology"
+    about = "activate the spouts of a topology, if it has any"
     add_client_command(commands, partial(_set_active, active=True), about, name="activate")
-    about = "deactivate spouts; tuples in flight are processed"
+    about = "deactivate spouts, if any; tuples in flight are processed"
     add_client_command(commands, partial(_set_active, active=False), about, name="deactivate")
     about = "deliver or forward a worker's messages, and stop it"
     parser = add_client_command(commands, _drain, about, "--deadline 10")

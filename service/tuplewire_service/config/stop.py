@@ -105,8 +105,7 @@ class Stop:
         """Stop at the end of standard input: the parent process that held it open has exited."""
 
         def await_end() -> None:
-            descriptor = sys.stdin.fileno()
-            while os.read(descriptor, 4096):
+            while os.read(sys.stdin.fileno(), 4096):
                 pass
             self.request(StopRequest("stdin_eof"))
 
@@ -114,7 +113,7 @@ class Stop:
 
     def _on_signal(self, number: int) -> None:
         if self._was_signalled:
-            os.write(2, b"tuplewire: exiting on the second signal, without a drain\n")
+            os.write(2, b"tuplewire: exiting on the second signal, without waiting\n")
             os._exit(128 + number)
         self._was_signalled = True
         self.request(StopRequest(signal.Signals(number).name))
