@@ -14,7 +14,7 @@ with tuplewire.local() as worker, worker.client() as client:
     client.send(42, b"x"); client.flush(30)
     with client.recv([42], timeout=30) as batches: assert next(batches).payloads == [b"x"]'
     [shell]='import tuplewire_service.command.cli as cli; assert cli.main(["completion", "bash"]) == 0'
-    [otel]='import tuplewire.tracing; tuplewire.tracing.enable(flush_at_exit=False); assert tuplewire.tracing.active()'
+    [otel]='import tuplewire.tracing; tuplewire.tracing.enable(flush_at_exit=False); assert tuplewire.tracing.get_tracing()'
     [zmq]='from tuplewire_service.messaging.zmq import ZmqContext'
     [notebook]='import cloudpickle'
     [team]='from tuplewire import Team'
