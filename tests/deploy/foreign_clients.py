@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from helpers.tools import ROOT, missing, require_tool
+from helpers.tools import ROOT, missing, ran, require_tool
 from helpers.topology import TOPOLOGY
 
 FOREIGN = ROOT / "tests" / "deploy" / "foreign"
@@ -101,17 +101,12 @@ def built_with_maven() -> str:
     """Generate code from the unchanged proto/ with Maven, and compile the program; return its class path."""
     require_tool("javac", "the Debian package default-jdk-headless")
     maven = require_tool("mvn", "the Debian package maven")
+    how = ("--offline", "--quiet", "--batch-mode", f"--file={FOREIGN}/java/pom.xml")
     goals = ("compile", "dependency:copy-dependencies", "-DincludeScope=runtime")
-    done = subprocess.run(
-        [maven, "--offline", "--quiet", "--batch-mode", f"--file={FOREIGN}/java/pom.xml", *goals],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=_BUILD_SECONDS,
-        check=False,
-    )
+    done = ran(maven, *how, *goals, seconds=_BUILD_SECONDS)
     if "in offline mode" in done.stdout:
         missing("Maven's libraries are not there; make deploy-tools downloads them")
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     built = ROOT / "build" / "foreign-java"
     return f"{built}/classes:{built}/dependency/*"
 
@@ -123,13 +118,7 @@ def built_with_cargo() -> str:
     protoc()  # build.rs runs it
     built = ROOT / "build" / "foreign-rust"
     flags = (f"--manifest-path={FOREIGN}/rust/Cargo.toml", f"--target-dir={built}")
-    done = subprocess.run(
-        [cargo, "build", "--offline", "--quiet", *flags],
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=_BUILD_SECONDS,
-        check=False,
-    )
+    done = ran(cargo, "build", "--offline", "--quiet", *flags, seconds=_BUILD_SECONDS)
     if "--offline" in done.stderr:
         missing("Rust's crates are not there; make deploy-tools downloads and builds them")
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import eventually
-from helpers.manifests import VERSIONS, Manifest, check_pod, container, executor, rendered, the, validate
+from helpers.manifests import VERSIONS, check_pod, container, executor, rendered, the, validate
 from helpers.restartable import RestartableWorker
 from helpers.tools import ROOT, ran
 from helpers.topology import TOPOLOGY, acknowledged, assignment_file
@@ -68,12 +68,6 @@ def _run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return ran(BASH, SCRIPT, *words, env=environment)
 
 
-def _inputs(output: str) -> list[Manifest]:
-    """Return the objects passed to the printed commands."""
-    texts = re.findall(r"(?ms)^\$ [^\n]* <<END\n(.*?)^END$", output)
-    return [each for text in texts for each in yaml.safe_load_all(text) if isinstance(each, dict)]
-
-
 @pytest.mark.parametrize("words", [(), ("--kind",), CONTEXT], ids=["nodes", "kind", "context"])
 def test_it_prints_what_it_would_run(run: Run, words: tuple[str, ...]) -> None:
     """Each step prints its purpose and commands; everything created is removed. No tool is needed."""
@@ -116,7 +110,10 @@ def test_it_runs_the_commands_of_the_guide(run: Run) -> None:
 @pytest.mark.parametrize("name", ROUNDS)
 def test_what_it_applies_keeps_the_schemas(run: Run, name: str) -> None:
     """The jobs satisfy the `restricted` pod security standard, and the objects of each step are valid."""
-    space, *others = _inputs(run("--print", "--only", name).stdout)
+    output = run("--print", "--only", name).stdout
+    inputs = re.findall(r"(?ms)^\$ [^\n]* <<END\n(.*?)^END$", output)  # of the printed commands
+    loaded = (each for text in inputs for each in yaml.safe_load_all(text))
+    space, *others = (each for each in loaded if isinstance(each, dict))
     assert space["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     for version in VERSIONS:
         for each in (space, *others):

@@ -27,10 +27,10 @@ from helpers.topology import (
     ledger,
     pair_of_workers,
     queued,
+    ready,
     status,
 )
 
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -72,11 +72,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=folder) as workers:
         near, far = workers.endpoints
         tasks = {near: range(1000), far: range(1000, 2000)}
-        for each in (near, far):
-            assign(replace(each, address=each.unix_address), 1, tasks)
-        for each in (near, far):
-            with ControlClient(each.unix_address) as control:
-                control.wait_ready(_WAIT_SECONDS)
+        at_sockets = [replace(each, address=each.unix_address) for each in (near, far)]
+        assign(at_sockets, 1, tasks)
+        ready(*at_sockets, seconds=_WAIT_SECONDS)
         yield Secured(Pair(near, far), program)
         check_end(workers)
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -123,10 +122,8 @@ def worker(
 def configuration(image: Path) -> dict[str, Any]:
     """Read the image's configuration and history."""
     skopeo = require_tool("skopeo", "Debian's skopeo")
-    command = [skopeo, "inspect", "--config", f"oci:{image}:dev"]
-    known: dict[str, Any] = json.loads(
-        subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
-    )
+    inspected = ran(skopeo, "inspect", "--config", f"oci:{image}:dev", check=True)
+    known: dict[str, Any] = json.loads(inspected.stdout)
     return known
 
 

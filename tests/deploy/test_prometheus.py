@@ -21,11 +21,10 @@ from helpers.program import Program, Threads
 from helpers.prometheus import PROMETHEUS, RATE_INTERVAL, Prometheus, promtool_accepts
 from helpers.secured import Authority, tls_flags
 from helpers.streams import unsteady_proxy
-from helpers.topology import TOPOLOGY, assign, numbered, one_worker
+from helpers.topology import TOPOLOGY, assign, numbered, one_worker, ready
 from helpers.traffic import Reader, client_of
 
 from tuplewire import Client
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.metrics.families import exposed_names
 from tuplewire_service.testing import eventually
@@ -67,12 +66,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         unsteady = stack.enter_context(Program(unsteady_proxy, workers[1].address))
         reached = [*workers]
         reached[1] = replace(workers[1], address=unsteady.ask("address"))
-        for worker in workers[:4]:
-            assign(worker, 1, {reached[index]: tasks for index, tasks in TASKS.items()})
+        assign(workers[:4], 1, {reached[index]: tasks for index, tasks in TASKS.items()})
         assign(workers[4], 2, {workers[4]: [40]})
-        for worker in workers:
-            with ControlClient(worker.address) as control:
-                control.wait_ready(SECONDS)
+        ready(*workers, seconds=SECONDS)
         prometheus = stack.enter_context(Prometheus([*workers, secured], folder))
         yield Scene(workers, prometheus)
 

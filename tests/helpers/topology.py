@@ -142,11 +142,11 @@ def assign(endpoints: Endpoint | Iterable[Endpoint], version: int, workers: Task
             control.update_assignment(assignment_to_wire(_assignment(version, workers)))
 
 
-def ready(*workers: Endpoint) -> None:
+def ready(*workers: Endpoint, seconds: float = 10) -> None:
     """Wait until workers have their assignments, and are connected to each other."""
     for worker in workers:
         with ControlClient(worker.address) as control:
-            control.wait_ready(10)
+            control.wait_ready(seconds)
 
 
 def assignment_file(directory: Path, version: int, workers: Tasks) -> Path:
