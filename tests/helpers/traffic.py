@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from helpers.program import Threads
 from helpers.topology import TOPOLOGY, Message, balances, collect, messages_of, numbered, numbers
 from tuplewire import Client
-from tuplewire.errors import UnreachableError
+from tuplewire.errors import BufferFullError, FlushTimeoutError, UnreachableError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.client_handle import BlockClient
 from tuplewire.subscription import Subscription
@@ -116,6 +116,31 @@ def fed(entry: Endpoint, owner: Endpoint, task: int) -> Iterator[tuple[Feeder, R
         reader.has(feeder.sent)
         assert numbers(reader.got) == list(range(feeder.sent))
         balances(sender, entry, owner, sent=feeder.sent)
+
+
+@contextmanager
+def blocked(near: str, far: str, task: int) -> Iterator[None]:
+    """Block the client `sends` at one address: the client `sleeps` at the other one never acknowledges."""
+    with (
+        Client(near, client_id="sends") as sender,
+        Client(far, client_id="sleeps") as consumer,
+        consumer.recv([task], timeout=30) as batches,
+    ):
+        threads = Threads()
+
+        def send() -> None:
+            while not threads.stop.is_set():
+                with suppress(BufferFullError):
+                    sender.send(task, b"x", timeout=0.1)
+
+        threads.start(send)
+        try:
+            next(batches)
+            yield
+        finally:
+            threads.end()
+            with suppress(FlushTimeoutError):
+                sender.close(0.1)
 
 
 @contextmanager

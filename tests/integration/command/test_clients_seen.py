@@ -16,7 +16,7 @@ from helpers import eventually
 from helpers.admin import samples
 from helpers.secured import guarded
 from helpers.tools import started
-from helpers.topology import numbered, pair_of_workers, workers_with
+from helpers.topology import collect, numbered, pair_of_workers, workers_with
 from helpers.traffic import client_of, deliver
 from helpers.worker_process import run_command
 
@@ -126,10 +126,7 @@ def test_a_task_has_its_counts_and_its_oldest_message(worker: Endpoint) -> None:
         assert measured("task_acknowledged_messages_total") == 0
         assert measured("queue_oldest_seconds") > first
         with client.recv([3], timeout=30) as batches:
-            taken = 0
-            while taken < 2:
-                taken += len(next(batches))
-            batches.acknowledge()
+            collect(batches, 2)
             eventually(lambda: task(worker, 3).acknowledged_messages == 2, 30, "acknowledged")
     assert task(worker, 3).oldest_seconds == 0
     assert (measured("task_received_messages_total"), measured("queue_oldest_seconds")) == (2, 0)

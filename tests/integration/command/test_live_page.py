@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 from helpers import eventually
 from helpers.browser import browser, page_data, until, web_viewer
 from helpers.secured import Authority, files_of, tls_flags, token_files, variables_of
-from helpers.traffic import deliver
+from helpers.traffic import blocked, deliver
 from helpers.words import slow_conf, slow_topology
 from helpers.worker_process import run_command
 
@@ -51,7 +51,7 @@ def asked(link: str, path: str, method: str = "GET", **headers: str) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def worker(blocked: Any) -> Iterator[Endpoint]:
+def worker() -> Iterator[Endpoint]:
     """Run a worker with a sender, and with a consumer that never acknowledges messages."""
     flags = ["--receive-queue-messages=100"]
     with WorkerProcesses(1, "default", flags=flags, drain_seconds=0.1) as workers:
@@ -177,21 +177,12 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
     with browser(tmp_path) as tab:
         tab.open(link)
         sentence = f"task {SLOW_TASK} at worker-0 blocks senders at worker-0"
-        until(
-            tab,
-            f"document.querySelector('#blocking').innerText.includes('{sentence}')",
-            "the culprit is named",
-        )
+        until(tab, f"by('blocking').innerText.includes('{sentence}')", "the culprit is named")
         first = "document.querySelector('#body tr')"
-        until(
-            tab,
-            f"{first}.cells[0].innerText === '{SLOW_TASK}' && {first}.className === 'held'",
-            "its row is first",
-        )
-        red, box = (
-            "getComputedStyle(document.querySelector('#blocking p')).color",
-            "document.querySelector('#worker-worker-0 .box')",
-        )
+        held = f"{first}.cells[0].innerText === '{SLOW_TASK}' && {first}.className === 'held'"
+        until(tab, held, "its row is first")
+        red = "getComputedStyle(document.querySelector('#blocking p')).color"
+        box = "document.querySelector('#worker-worker-0 .box')"
         until(tab, f"getComputedStyle({first}.cells[0]).color === {red}", "its row is red")
         until(tab, f"getComputedStyle({box}).stroke === {red}", "the worker is red")
         square = f"document.querySelector('[aria-label=\"task {SLOW_TASK}, blocks others\"]')"
@@ -212,14 +203,11 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
         until(tab, "document.querySelector('#detail').innerText.includes('sleeps')", "the task by itself")
         tab.value(f"{box}.parentNode.onclick()")
         until(tab, "by('detailtitle').innerText === 'worker worker-0'", "the worker by itself")
-        tab.value("document.querySelector('#tab-consumers').click()")
-        until(tab, f"{first}.cells[0].innerText === 'sleeps'", "the consumers")
-        tab.value(f"{first}.click()")
-        until(tab, "by('detailtitle').innerText === 'consumer sleeps'", "a consumer by itself")
-        tab.value("document.querySelector('#tab-senders').click()")
-        until(tab, f"{first}.cells[0].innerText === 'sends'", "the senders")
-        tab.value(f"{first}.click()")
-        until(tab, "by('detailtitle').innerText === 'sender sends'", "a program by itself")
+        for kind, name in (("consumer", "sleeps"), ("sender", "sends")):
+            tab.value(f"document.querySelector('#tab-{kind}s').click()")
+            until(tab, f"{first}.cells[0].innerText === '{name}'", f"the {kind}s")
+            tab.value(f"{first}.click()")
+            until(tab, f"by('detailtitle').innerText === '{kind} {name}'", f"a {kind} by itself")
         tab.value("const f = document.querySelector('#filter'); f.value = 'nobody'; f.oninput()")
         until(tab, "document.querySelectorAll('#body tr').length === 0", "the filter")
         tab.resize(390, 800)

@@ -143,14 +143,8 @@ def test_keys_and_words_replace_pointer_and_colour(tab: Browser) -> None:
     press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: '{}', bubbles: true}}))"
     tab.value("document.querySelector('#map [data-state]').focus()")
     assert tab.value(FOCUSED) == "task 0, nearly full"
-    for key, number in (
-        ("ArrowRight", 1),
-        ("ArrowDown", 21),
-        ("ArrowLeft", 20),
-        ("ArrowUp", 0),
-        ("ArrowUp", 0),
-    ):
-        tab.value(press.format(key))
+    for key, number in (("Right", 1), ("Down", 21), ("Left", 20), ("Up", 0), ("Up", 0)):
+        tab.value(press.format(f"Arrow{key}"))
         assert tab.value(FOCUSED) == f"task {number}, nearly full"
     tab.value(press.format("Enter"))
     until(tab, "document.activeElement.textContent === 'task 0'", "the task by itself")

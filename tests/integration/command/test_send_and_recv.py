@@ -17,8 +17,9 @@ import pytest
 from helpers import eventually
 from helpers.secured import Authority, files_of
 from helpers.terminals import on_terminal
+from helpers.tools import started
 from helpers.traffic import deliver
-from helpers.worker_process import Running, run_command, running
+from helpers.worker_process import COMMAND, Running, run_command, running
 
 import tuplewire
 from tuplewire.errors import ConfigError
@@ -157,12 +158,10 @@ def test_a_reader_says_what_it_waits_for(worker: LocalWorkerProcess) -> None:
     took = command(worker, "recv", "11,12", "--idle", "1.2")
     said = f"waiting for messages to task 11-12 at {worker.address} (at most 1.2 s)\n"
     assert (took.returncode, took.stdout, took.stderr.decode()) == (0, b"", said)
-    with subprocess.Popen(
-        [sys.executable, "-m", "tuplewire", "recv", "11", "--address", worker.address], stderr=subprocess.PIPE
-    ) as process:
+    with started(*COMMAND, "recv", "11", "--address", worker.address) as process:
         assert process.stderr is not None
         said = f"waiting for messages to task 11 at {worker.address} (Ctrl-C to stop)\n"
-        assert process.stderr.readline().decode() == said
+        assert process.stderr.readline() == said
         process.send_signal(signal.SIGINT)
         assert process.wait(_SECONDS) == 130
 
@@ -209,11 +208,8 @@ def test_what_a_pipe_has_not_read_stays_at_the_worker(worker: LocalWorkerProcess
     """If the reader closes the pipe, `recv` ends, and acknowledges only the messages that it has read."""
     sent = command(worker, "send", "12", given=b"".join(b"%d\n" % n for n in range(count)))
     assert sent.returncode == 0
-    with subprocess.Popen(
-        [sys.executable, "-m", "tuplewire", "recv", "12", "--address", worker.address],
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    ) as process:
+    receiving = [*COMMAND, "recv", "12", "--address", worker.address]
+    with subprocess.Popen(receiving, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdout is not None
         taken = b""
         while taken != b"0\n1\n":

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.secured import denied, guarded
+from helpers.tools import ran, started
 from helpers.topology import TOPOLOGY, Pair, collect, metric, numbered, numbers, workers_with
 from helpers.traffic import deliver
 from helpers.worker_process import COMMAND, run_command, running
@@ -150,17 +150,13 @@ def test_too_many_taps_are_refused(pair: Pair) -> None:
             opened(again)
 
 
-def tap_command(endpoint: Endpoint, *words: str) -> subprocess.Popen[bytes]:
+def tap_command(endpoint: Endpoint, *words: str) -> subprocess.Popen[str]:
     """Start the command, and wait until its tap is open."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tuplewire", "tap", "--address", endpoint.address, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    )
+    command = (*COMMAND, "tap", "--address", endpoint.address, *words)
+    process = started(*command, encoding="utf-8", env={**os.environ, "PYTHONIOENCODING": "utf-8"})
     assert process.stderr is not None
     line = process.stderr.readline()
-    assert line.startswith(b"tapping at "), line + process.stderr.read()
+    assert line.startswith("tapping at "), line + process.stderr.read()
     return process
 
 
@@ -182,13 +178,13 @@ def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes
             deliver(client, [TaskMessage(task, payload, key=b"\x1bkey", headers=[("a\x1b\n", b"\x07v")])])
         out, err = process.communicate(timeout=_SECONDS)
     assert process.returncode == 0, err
-    (line,) = out.decode().splitlines()
+    (line,) = out.splitlines()
     assert line.isprintable()
     assert said in line.partition(" | ")[2]
     assert f"task={task} place=local" in line
     assert "key=" in line
     assert "headers=" in line
-    assert err.splitlines()[-1] == b"1 shown, 0 omitted, of 1 that passed"
+    assert err.splitlines()[-1] == "1 shown, 0 omitted, of 1 that passed"
 
 
 def test_an_unknown_task_is_an_error(pair: Pair) -> None:
@@ -208,7 +204,7 @@ def test_json_lines_and_ctrl_c(pair: Pair, task: int) -> None:
         _, err = process.communicate(timeout=_SECONDS)
     assert (found["task"], found["base64"], found["payload_bytes"]) == (task, "/w==", 1)
     assert process.returncode == 130
-    assert b"1 shown, 0 omitted, of 1 that passed" in err
+    assert "1 shown, 0 omitted, of 1 that passed" in err
 
 
 def test_send_accepts_the_lines_of_a_tap(pair: Pair) -> None:
@@ -225,12 +221,10 @@ def test_send_accepts_the_lines_of_a_tap(pair: Pair) -> None:
             with tap_command(pair.near, "--tasks", str(task), "--json", *flags) as process:
                 deliver(client, [message])
                 lines, _ = process.communicate(timeout=_SECONDS)
-            sent = subprocess.run(send, input=lines, capture_output=True, check=False)
+            sent = ran(*send, input=lines)
             if "--bytes" in flags:
-                assert (
-                    sent.returncode,
-                    b"message 1 has only 3 of 5 bytes: use tap --bytes=5" in sent.stderr,
-                ) == (64, True)
+                assert sent.returncode == 64
+                assert "message 1 has only 3 of 5 bytes: use tap --bytes=5" in sent.stderr
             else:
                 assert sent.returncode == 0, sent.stderr
         assert list(subscription.messages(3, quiet=_SECONDS)) == [message] * 3
@@ -250,11 +244,11 @@ def test_a_tap_follows_its_task() -> None:
             collect(subscription, 10)
             workers.assign({0: [1, 2]}, _SECONDS)
             assert process.stderr is not None
-            assert process.stderr.readline().startswith(b"tapping at worker-0")
+            assert process.stderr.readline().startswith("tapping at worker-0")
             deliver(client, numbered(2, range(10, 20)))
             out, err = process.communicate(timeout=_SECONDS)
     assert process.returncode == 0, err
-    lines = out.decode().splitlines()
+    lines = out.splitlines()
     assert [int(line.rpartition(" | ")[2]) for line in lines] == list(range(20))
     assert all(" place=local " in line for line in lines)
 

@@ -15,6 +15,7 @@ import pytest
 from helpers import eventually
 from helpers.terminals import on_terminal
 from helpers.topology import workers_with
+from helpers.traffic import blocked
 from helpers.worker_process import COMMAND, environment_without_ours, run_command
 
 from tuplewire.connection.control_client import ControlClient
@@ -35,7 +36,7 @@ class Cluster(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cluster(blocked: Any) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """Run the cluster with a sender, and with a consumer that never acknowledges messages."""
     flags = ["--receive-queue-messages=100", "--drain-seconds=0.1"]
     with workers_with(range(10), range(10, 20), topology="default", flags=flags) as workers:
