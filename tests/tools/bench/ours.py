@@ -85,9 +85,6 @@ def _flushed(client: Client) -> Verb:
     return settle
 
 
-# --- one hop ----------------------------------------------------------------------------------
-
-
 class _Count(IConnectionCallback):
     """Counts the messages of a server connection."""
 
@@ -138,9 +135,6 @@ def hop_within(transport: str) -> None:
     with _context(transport) as context:
         server = context.bind(TOPOLOGY, 0, _Count(meter))
         serve({**meter.verbs, **_connected(context.connect(TOPOLOGY, "127.0.0.1", server.port))})
-
-
-# --- programs that send -----------------------------------------------------------------------
 
 
 def producer(address: str, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -257,9 +251,6 @@ def senders(address: str, count: int) -> None:
     loop.run(close())
 
 
-# --- programs that receive --------------------------------------------------------------------
-
-
 def _receive(address: str, tasks: Iterable[int], add: Callable[[Meter, TaskMessageBatch], None]) -> None:
     """Receive from tasks at a local worker; `add` counts a batch."""
     meter = Meter()
@@ -308,9 +299,6 @@ def streams_consumer(address: str, tasks: Iterable[int]) -> None:
             meter.add(len(group), len(group.data), group.payloads, stream)
 
     _receive(address, tasks, add)
-
-
-# --- requests ---------------------------------------------------------------------------------
 
 
 def requester(address: str) -> None:

@@ -44,9 +44,6 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-# --- gRPC aio: server and relay ---------------------------------------------------------------
-
-
 def _split(frame: bytes) -> list[bytes]:
     return [frame[start : start + MESSAGE_BYTES] for start in range(0, len(frame), MESSAGE_BYTES)]
 
@@ -143,9 +140,6 @@ def grpc_relay(port: int) -> None:
     loop.run(server.stop(None))
 
 
-# --- gRPC: clients ----------------------------------------------------------------------------
-
-
 def _one_message(payload: bytes) -> bytes:
     group = Group(task=1, lengths=[len(payload)], data=payload)
     return SendRequest(frame=Frame(sequence=1, groups=[group])).SerializeToString()
@@ -232,9 +226,6 @@ def grpc_echo(port: int) -> None:
 def grpc_requester(port: int) -> None:
     """Make unary calls in a loop."""
     serve({"ask": asks(_stub(port, "unary_unary", "Ask"))})
-
-
-# --- pyzmq ------------------------------------------------------------------------------------
 
 
 _END = b"end"

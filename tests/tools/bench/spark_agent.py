@@ -355,12 +355,8 @@ def spark(
                     BarrierTaskContext.get().barrier()
                     yield time.perf_counter_ns() - begun
 
-            return {
-                "ns": session.sparkContext.range(ranks, numSlices=ranks)
-                .barrier()
-                .mapPartitions(stage)
-                .collect()
-            }
+            stages = session.sparkContext.range(ranks, numSlices=ranks).barrier()
+            return {"ns": stages.mapPartitions(stage).collect()}
 
         serve(
             {

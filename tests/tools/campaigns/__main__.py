@@ -84,14 +84,8 @@ def _parser() -> argparse.ArgumentParser:
 
     faults: dict[str, Any] = {"minutes": 1.0, "every": 1.0, "rate": 2000.0}
     add("chaos", "chaos", workers, _chaos(workers.WorkerChaos), transport="grpc", **faults)
-    add(
-        "transport",
-        "chaos-transport",
-        transports,
-        _chaos(transports.TransportChaos),
-        transport="zmq",
-        **faults,
-    )
+    on_transport = _chaos(transports.TransportChaos)
+    add("transport", "chaos-transport", transports, on_transport, transport="zmq", **faults)
     add(
         "fuzz",
         "fuzz",

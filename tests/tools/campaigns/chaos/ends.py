@@ -13,17 +13,17 @@ import json
 import os
 import random
 import signal
+import struct
 import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from campaigns.chaos.payload import messages, runs
 from campaigns.journal import Journal
 from campaigns.programs import Program
 from helpers.program import Threads
@@ -47,6 +47,8 @@ from tuplewire_service.testing import eventually
 
 SOURCES_APART = 1000
 """Each run of a sender on a transport has another source: its first source, plus this per restart."""
+_LAYOUT = struct.Struct("<qqq40x")
+"""The message: its source, its task and its number."""
 _ROOM_SECONDS = 0.2
 _BATCH_MESSAGES = 100
 _WINDOW_MESSAGES = 2000
@@ -67,6 +69,26 @@ def _context(config: dict[str, Any], **session: Any) -> IContext:
             "tuplewire.transport.receive_messages": _WINDOW_MESSAGES,
         }
     )
+
+
+def messages(source: int, task: int, first: int, count: int) -> list[bytes]:
+    """Return `count` messages, numbered from `first` on."""
+    return [_LAYOUT.pack(source, task, number) for number in range(first, first + count)]
+
+
+def runs(group: TaskGroup) -> Iterator[tuple[int, int]]:
+    """Return the numbers of a group as runs (first, count); AssertionError for any incorrect byte."""
+    assert len(group.data) == _LAYOUT.size * len(group), f"{group!r} holds payloads of another size"
+    assert group.source is not None, f"{group!r} has no source"
+    numbers = [number for _, _, number in _LAYOUT.iter_unpack(group.data)]
+    assert group.data == b"".join(_LAYOUT.pack(group.source, group.task, number) for number in numbers), (
+        f"{group!r} holds messages of another source or task"
+    )
+    first = 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            yield numbers[first], index - first
+            first = index
 
 
 class End(ABC):
@@ -109,9 +131,6 @@ class End(ABC):
                 subscription=subscription,
                 redelivered=group.redelivered,
             )
-
-
-# --- receivers ---------------------------------------------------------------------------------------
 
 
 class Consumer(End):
@@ -199,9 +218,6 @@ class Receiver(End, IConnectionCallback):
         self._release()
         self._journal.close()
         return 0
-
-
-# --- senders -----------------------------------------------------------------------------------------
 
 
 class _Sends(Protocol):

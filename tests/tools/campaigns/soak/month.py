@@ -152,8 +152,6 @@ class Month(Campaign):
         for name, code, ledger in self._cluster.ledgers[-3:]:
             yield f"{name} has exited with code {code}: {ledger}"
 
-    # --- a day -----------------------------------------------------------------------------------------
-
     def _assign(self, owners: Mapping[int, str]) -> None:
         self._cluster.assign({**_FIXED, **owners})
         self._cluster.await_settled()
@@ -240,8 +238,6 @@ class Month(Campaign):
             self.account.lived["messages of programs"] += sum(received.get(s, 0) for s in each.most)
             self.account.lived["messages dropped and reported"] += each.missing(received)
 
-    # --- a night -----------------------------------------------------------------------------------------
-
     def _night(self) -> None:
         """Wait until the workers are idle, inspect them, and measure last, since that is a day's load."""
         self._gone = list(self._generation.all)
@@ -276,8 +272,6 @@ class Month(Campaign):
 
     def _note_attacks(self, question: str) -> None:
         self.account.attacks = self._attackers.ask(question)
-
-    # --- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         self._note_attacks("finish")
