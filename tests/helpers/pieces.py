@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import seed, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
+
+
+class CountedSteps(RuleBasedStateMachine):
+    """A machine with the number of steps taken by all machines of this process."""
+
+    steps: ClassVar[int] = 0
+
+    @invariant()
+    def counted(self) -> None:
+        CountedSteps.steps += 1
 
 
 def run_pieces(machine: Any, piece: settings, most: int) -> None:

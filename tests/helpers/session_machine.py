@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from helpers.cursors import credit_of
+from helpers.pieces import CountedSteps
 from helpers.session_parts import (
     HEAD,
     SETTINGS,
@@ -39,7 +40,7 @@ from tuplewire.wire.codec import closed_flows_of, decode, encode_frame, groups_o
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 
-class SessionMachine(RuleBasedStateMachine):
+class SessionMachine(CountedSteps):
     """A session, the events that can happen to it, and a model of a perfect session."""
 
     @initialize(

@@ -13,7 +13,6 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
 
 import pytest
 from helpers.hand_loop import HandLoop
@@ -34,10 +33,10 @@ from helpers.moving_parts import (
     numbers_in,
     start_worker,
 )
-from helpers.pieces import LONG, run_pieces
+from helpers.pieces import LONG, CountedSteps, run_pieces
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.settings.config import AckMode
@@ -66,7 +65,7 @@ ACTIONS = (
 )
 
 
-class Cluster(RuleBasedStateMachine):
+class Cluster(CountedSteps):
     """Drives all processes, and checks Tuplewire's guarantees."""
 
     @initialize(
@@ -333,13 +332,6 @@ class Cluster(RuleBasedStateMachine):
                 getattr(self, action)(which, much)
 
     # --- invariants -----------------------------------------------------------------------------------
-
-    steps: ClassVar[int] = 0
-    """The number of steps taken by all machines of this process."""
-
-    @invariant()
-    def counted(self) -> None:
-        Cluster.steps += 1
 
     @invariant()
     def adds_up(self) -> None:

@@ -155,14 +155,8 @@ STEPS = st.lists(
 PARTED = [
     *[("send", 5, 3), ("program", 12, 1), ("send", 15, 2), ("move", 18, 2), ("tell", 16, 3), ("send", 4, 2)],
     *[("tell", 18, 3), ("tell", 27, 3), ("tell", 17, 1), ("all", 16, 3), ("plan", 6, 2), ("move", 28, 2)],
-    *[
-        ("program", 18, 1),
-        ("tell", 22, 1),
-        ("deliver", 13, 2),
-        ("move", 14, 1),
-        ("tell", 20, 3),
-        ("move", 3, 3),
-    ],
+    *[("program", 18, 1), ("tell", 22, 1), ("deliver", 13, 2), ("move", 14, 1)],
+    *[("tell", 20, 3), ("move", 3, 3)],
 ]
 """A worker receives half of a queue, is notified of the next move, and then receives the other half."""
 LITTLE_CREDIT = [

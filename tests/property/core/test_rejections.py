@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.cursors import answer_of, cursor_of
-from helpers.queues import RejectionsWithoutTimers, queues_of, subscribe
+from helpers.queues import Program, RejectionsWithoutTimers, queues_of, subscribe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,14 +30,11 @@ PREFETCH = 4
 ACTIONS = ["send", "take", "consume", "tell", "send_again", "cut", "probe", *["hear", "listen"] * 2]
 
 
-class Sender:
-    """A program's session: it counts released messages and bytes."""
-
-    sender_id = "client"
-    worker_number = 0
-    awaits_releases = True
+class Sender(Program):
+    """A program's session: it counts released messages and bytes of each task."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.messages: Counter[int] = Counter()
         self.size_bytes: Counter[int] = Counter()
 

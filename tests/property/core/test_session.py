@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import ClassVar
 
 import pytest
 from helpers.pieces import LONG, run_pieces
@@ -50,13 +49,6 @@ class Session(SessionMachine):
     def fault(self, fault: str, limit: int) -> None:
         """A fault or a change happens."""
         getattr(self, fault)(limit)
-
-    steps: ClassVar[int] = 0
-    """The number of steps taken by all machines of this process."""
-
-    @invariant()
-    def counted(self) -> None:
-        Session.steps += 1
 
     @invariant()
     def adds_up(self) -> None:
