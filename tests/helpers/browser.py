@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import re
@@ -92,7 +91,7 @@ def until(tab: Browser, expression: str, what: str) -> None:
     eventually(lambda: tab.value(expression), _SECONDS, f"{what}; {tab.complaints}")
 
 
-@contextlib.contextmanager
+@contextmanager
 def browser(directory: Path) -> Iterator[Browser]:
     """Start a browser, with a profile in this directory."""
     program = require_tool(PROGRAM, f"Debian's package {PROGRAM}")

@@ -194,8 +194,6 @@ class History:
         self._counts: Counter[Rule] = Counter()
         self._violations: dict[Rule, list[Violation]] = {rule: [] for rule in Rule}
 
-    # --- events ----------------------------------------------------------------------------------
-
     def source(self, source: int, mode: AckMode, worker: str) -> None:
         """Announce a producer, its mode and entry worker; without it, accepted() raises ValueError."""
         self._sources[source] = _Source(mode, worker)
@@ -287,8 +285,6 @@ class History:
                 flow.at_risk.add(flow.received.stop, flow.handed_over)
             if len(owners) > 1:
                 flow.strayed.add(flow.received.stop, flow.handed_over)
-
-    # --- the verdict -----------------------------------------------------------------------------
 
     def verdict(self) -> Verdict:
         """Return the verdict on the history so far, as if it ended here."""

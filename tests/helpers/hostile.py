@@ -76,32 +76,21 @@ def ask_over(channel: grpc.Channel, method: str, request: bytes) -> Answer:
 
 
 _ids = iter(range(10**6))
+_OPENING: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "topology": TOPOLOGY, "incarnation": 1}
+"""The fields of both first requests, hello and subscribe."""
 
 
 def hello(**changes: Any) -> bytes:
     """Return the hello of a new sender, with changes."""
-    fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "topology": TOPOLOGY,
-        "sender_id": f"hostile-{next(_ids)}",
-        "incarnation": 1,
-        "ack_mode": pb.ACK_MODE_QUEUED,
-        **changes,
-    }
-    return pb.SendRequest(hello=pb.Hello(**fields)).SerializeToString()
+    own: dict[str, Any] = {"sender_id": f"hostile-{next(_ids)}", "ack_mode": pb.ACK_MODE_QUEUED}
+    return pb.SendRequest(hello=pb.Hello(**{**_OPENING, **own, **changes})).SerializeToString()
 
 
 def subscribe(*tasks: int, **changes: Any) -> bytes:
     """Return the subscribe of a new consumer, with changes."""
-    fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "topology": TOPOLOGY,
-        "consumer_id": f"hostile-{next(_ids)}",
-        "incarnation": 1,
-        "tasks": [pb.TaskCursor(task=task, credit_sequence=10, credit_bytes=1000) for task in tasks],
-        **changes,
-    }
-    return pb.RecvRequest(subscribe=pb.Subscribe(**fields)).SerializeToString()
+    cursors = [pb.TaskCursor(task=task, credit_sequence=10, credit_bytes=1000) for task in tasks]
+    own: dict[str, Any] = {"consumer_id": f"hostile-{next(_ids)}", "tasks": cursors}
+    return pb.RecvRequest(subscribe=pb.Subscribe(**{**_OPENING, **own, **changes})).SerializeToString()
 
 
 def frame(sequence: int = 1, payloads: tuple[bytes, ...] = (b"x",), task: int = TARGET_TASK) -> bytes:

@@ -35,16 +35,8 @@ def install(home: Path, *wheels: Path) -> Path:
     """Install wheels into an empty environment with the pip of the tests; return its programs' folder."""
     run(sys.executable, "-m", "venv", "--without-pip", home / "venv", cwd=home)
     programs = home / "venv" / "bin"
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        programs / "python",
-        "--disable-pip-version-check",
-        "--quiet",
-    ]
-    run(*pip, "install", "--no-compile", *wheels, cwd=home)
+    pip = [sys.executable, "-m", "pip", f"--python={programs}/python", "--quiet"]
+    run(*pip, "install", "--disable-pip-version-check", "--no-compile", *wheels, cwd=home)
     return programs
 
 

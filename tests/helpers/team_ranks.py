@@ -29,15 +29,9 @@ class Rank:
 
     ended: float
 
-    def __init__(
-        self,
-        calls: Callable[..., Any],
-        arguments: Sequence[Any],
-        rank: int,
-        tasks: Sequence[int],
-        where: dict[str, Any],
-    ) -> None:
-        self.process, self._pipe = forked(_run, calls, arguments, rank, tasks, where)
+    def __init__(self, *arguments: Any) -> None:
+        """Start the process. arguments: of _run, after its pipe."""
+        self.process, self._pipe = forked(_run, *arguments)
 
     def outcome(self, timeout: float = _OUTCOME_SECONDS) -> Any:
         """Return the result of the calls, or raise their error. EOFError: the process was killed."""
@@ -71,15 +65,11 @@ def ranks_of(
     calls: Callable[..., Any], tasks: Sequence[int], addresses: Sequence[str], *arguments: Any, **options: Any
 ) -> Iterator[list[Rank]]:
     """Start a process for each task. Ranks use the addresses in turn. options: of Team."""
+    options = {"topology": TOPOLOGY, "timeout": 60, **options}
     with ExitStack() as stack:
         ranks = []
         for rank in range(len(tasks)):
-            where = {
-                "address": addresses[rank % len(addresses)],
-                "topology": TOPOLOGY,
-                "timeout": 60,
-                **options,
-            }
+            where = {"address": addresses[rank % len(addresses)], **options}
             ranks.append(Rank(calls, arguments, rank, tasks, where))
             stack.callback(ranks[-1].close)
         yield ranks
