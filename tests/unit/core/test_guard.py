@@ -1,16 +1,18 @@
-"""Admission of callers and their permissions, without gRPC."""
+"""Admission of callers, their permissions and their tokens, without gRPC."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+from helpers.secured import secret_file
 
 from tuplewire import TaskGroup
-from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
-from tuplewire.identity.files import Token
+from tuplewire.errors import ConfigError, PermissionDeniedError, RefusedError, UnauthenticatedError
+from tuplewire.identity.files import Token, read_tokens
 from tuplewire.values.task_ids import TaskRanges
-from tuplewire_service.security.guard import DENIAL_REASONS, Access, Caller, Guard
+from tuplewire_service.security.guard import DENIAL_REASONS, Access, Caller, Guard, find_token
 from tuplewire_service.security.permissions import PermissionRule
 
 TOKEN = Token("etl", "0123456789" * 2)
@@ -255,3 +257,44 @@ def test_a_worker_owns_as_a_program_what_it_stages_as_one() -> None:
     assert access.owner == "a.workers.example"
     as_worker(access)
     assert access.owner == "workers"
+
+
+SECRET = "0123456789" + "abcdef"
+
+
+def test_file_is_read(tmp_path: Path) -> None:
+    """A line has a token, or a name and a token; comments and empty lines are ignored."""
+    file = secret_file(tmp_path / "token", f"\ufeff# für uns\n\netl {SECRET}\n{SECRET}2\n")
+    assert read_tokens(file) == (Token("etl", SECRET), Token("", f"{SECRET}2"))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "has no token"),
+        ("# none\n", "has no token"),
+        ("etl geheimnis", "line 1 .* 16 to 4096"),
+        (f"{SECRET}\na {SECRET} geheimnis", "line 2 .* is not TOKEN"),
+        ("geheimnis-mit-ä-und-mehr", "line 1 .* printable ASCII"),
+        ("geheimnis" * 500, "line 1 .* 16 to 4096 printable"),
+    ],
+)
+def test_wrong_file_is_named_and_not_quoted(tmp_path: Path, content: str, complaint: str) -> None:
+    """The error contains the file and the line, and nothing of the contents."""
+    with pytest.raises(ConfigError, match=complaint) as told:
+        read_tokens(secret_file(tmp_path / "token", content))
+    assert str(tmp_path / "token") in str(told.value)
+    assert "geheimnis" not in f"{told.value!r} {told.value.__cause__!r}"
+
+
+def test_tokens_are_found() -> None:
+    """Only a complete bearer token matches."""
+    tokens = [Token("a", SECRET), Token("b", f"{SECRET}2")]
+    assert find_token(f"Bearer {SECRET}2", tokens) is tokens[1]
+    for wrong in (SECRET, f"Bearer {SECRET[:-1]}", f"bearer {SECRET}", "Bearer ", "", "Bearer ümlaut"):
+        assert find_token(wrong, tokens) is None
+
+
+def test_tokens_are_not_printed() -> None:
+    """The representation of a token shows only its name."""
+    assert SECRET not in repr(Token("a", SECRET))
