@@ -244,9 +244,6 @@ def test_messages_of_other_teams_are_dropped_and_counted(pair: Pair) -> None:
         assert [each.outcome() for each in ranks] == [2, 0]
 
 
-# --- faults that have no effect --------------------------------------------------------------------------
-
-
 def test_cut_connections_have_no_effect(pair: Pair) -> None:
     """Connections of members that break during calls have no effect on the results."""
     finished = threading.Event()
@@ -312,9 +309,6 @@ def test_a_busy_process_is_slow_but_not_lost(pair: Pair) -> None:
     """A rank that holds the interpreter's lock for 30 s is not lost."""
     with ranks_of(hold_the_interpreter, tasks_of(pair, 2), addresses_of(pair), 30, timeout=90) as ranks:
         assert [each.outcome() for each in ranks] == [0, 1]
-
-
-# --- security --------------------------------------------------------------------------------------------
 
 
 def test_permissions(tmp_path: Path) -> None:

@@ -199,9 +199,6 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), 60)
 
 
-# --- other users ---------------------------------------------------------------------------------------
-
-
 AS_NOBODY = """
 import os
 from helpers import words
@@ -254,9 +251,6 @@ def test_another_user_where_that_is_not_permitted() -> None:
     require_root()
     ended = run_by_anybody(AS_NOBODY.replace("USER", "'root'"), "nobody")
     assert "cannot run as root: only root may start processes of other users" in ended.stderr
-
-
-# --- passing the topology to a process ----------------------------------------------------------------
 
 
 def test_a_saved_topology_is_private(tmp_path: Path) -> None:
@@ -347,9 +341,6 @@ def test_a_notebooks_components(missing: list[str], printed: str) -> None:
     """Components of a program without a file run in other processes, or an error recommends cloudpickle."""
     ended = ran(sys.executable, "-", *missing, input=NOTEBOOK, check=True, seconds=SECONDS)
     assert printed in ended.stdout
-
-
-# --- monitoring ----------------------------------------------------------------------------------------
 
 
 def test_a_stuck_executor_of_another_process_is_named(tmp_path: Path) -> None:
