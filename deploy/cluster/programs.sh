@@ -78,25 +78,7 @@ END
 
 # The account of Spark's drivers, which start executors.
 spark_account() {
-    cat <<'END'
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: spark}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: spark}
-rules:
-  - apiGroups: ["", networking.k8s.io]
-    resources: [pods, services, configmaps, persistentvolumeclaims, networkpolicies]
-    verbs: [get, list, watch, create, update, patch, delete, deletecollection]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: spark}
-subjects: [{kind: ServiceAccount, name: spark}]
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: spark}
-END
+    cat deploy/spark-account.yaml
 }
 
 # A job of spark_job.py: NAME MODE. In cluster mode a pod submits it, and waits for its end; in client mode that pod is
