@@ -26,12 +26,10 @@ from tuplewire.settings.config import RejectOrder, check_timeout
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import check_whole
 from tuplewire.values.message import TaskMessage
+from tuplewire.values.task_ids import format_tasks
 
 if TYPE_CHECKING:
     from tuplewire.tracing.spans import Tracing
-
-_MAX_SHOWN = 10
-"""The maximum number of tasks in the repr() of a subscription."""
 
 
 class NotPicklable:
@@ -97,9 +95,8 @@ class BaseSubscription(ProcessBound):
         """Tasks with a rejection that causes later messages of the batch to be redelivered."""
 
     def __repr__(self) -> str:
-        tasks = self._receiver.tasks
-        shown = ", ".join(map(str, tasks[:_MAX_SHOWN])) + (", ..." if len(tasks) > _MAX_SHOWN else "")
-        return f"<Subscription {self._receiver.address} tasks=[{shown}] {self._receiver.state}>"
+        tasks = format_tasks(self._receiver.tasks)
+        return f"<Subscription {self._receiver.address} tasks=[{tasks}] {self._receiver.state}>"
 
     def __del__(self) -> None:
         """End an unclosed subscription in the background, because a finalizer must not wait."""
@@ -188,7 +185,8 @@ class BaseSubscription(ProcessBound):
 
     def _start_batch(self, arrived: ArrivedBatch | None) -> TaskMessageBatch:
         if arrived is None:
-            raise WaitTimeoutError(f"no message through {self._receiver.address} for {self._timeout} s")
+            missing = f"through {self._receiver.address} to task {format_tasks(self._receiver.tasks)}"
+            raise WaitTimeoutError(f"no message {missing} for {self._timeout} s")
         self._current_batch = arrived
         if self._tracing is not None:
             self._on_processed = self._tracing.on_received(arrived, self._receiver.address)
