@@ -276,10 +276,8 @@ def error_from_status(
         )
     # 3. Another process may listen there temporarily, so sessions try again.
     if _WRONG_PROTOCOL.search(details):
-        return errors.UnreachableError(
-            f"{address} does not answer in gRPC's protocol; if it is the admin port of a worker, use the "
-            "address of its setting `listen`"
-        )
+        text = "does not answer in gRPC's protocol; if it is the admin port of a worker, use the address"
+        return errors.UnreachableError(f"{address} {text} of its setting `listen` (by default port 6700)")
     # 4. A worker reports its refusals as in 1.
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
         text = f"{address} does not answer as a Tuplewire worker: {code.name}: {details}"
@@ -287,7 +285,6 @@ def error_from_status(
     # 5. The hint names TLS settings, because gRPC's own text does not.
     hint = TRUST_HINT if _CERT_REJECTED.search(details) else hint if _HANDSHAKE_CUT.search(details) else ""
     if no_connection := _NO_CONNECTION.fullmatch(details):
-        return errors.UnreachableError(
-            f"{address}: no connection: {no_connection[1]}{hint or NO_WORKER_HINT}"
-        )
+        text = f"no connection: {no_connection[1]}{hint or NO_WORKER_HINT}"
+        return errors.UnreachableError(f"{address}: {text}")
     return errors.UnreachableError(f"{address}: {code.name}: {details}{hint}")

@@ -291,5 +291,5 @@ def _is_unfinished(queue: TaskQueue, cursor: TaskCursor) -> bool:
     return rejected > queue.last_rejection or acknowledged > queue.log.acknowledged
 
 
-def _superseded_error(consumer_id: str, task: int) -> SupersededError:
-    return SupersededError(f"consumer {consumer_id!r} has taken task {task} over")
+def _superseded_error(consumer: str, task: int) -> SupersededError:
+    return SupersededError(f"consumer {consumer!r} has taken task {task} over: stop it, or use another task")
