@@ -177,7 +177,8 @@ def _send(arguments: argparse.Namespace) -> int:
     finally:
         if client is not None:
             ledger = client.ledger()
-            missing = ledger.accepted - ledger.acknowledged
+            # The error lists messages to unknown tasks. They would be refused again.
+            missing = ledger.accepted - ledger.acknowledged - ledger.dropped.get("unknown_task", 0)
             note = f"; {missing} must be sent again: the last of each task" if missing else ""
             print(f"{ledger.acknowledged} of {ledger.accepted} messages acknowledged{note}", file=sys.stderr)
     return EXIT_OK

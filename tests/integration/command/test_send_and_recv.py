@@ -60,6 +60,7 @@ def test_messages_of_the_command_line(worker: LocalWorkerProcess) -> None:
     assert (took.stdout, took.stderr) == (b"", b"received 0 of 5 messages; then none for 0.2 s\n")
     refused = command(worker, "send", "99999", "hello")
     assert (refused.returncode, refused.stderr.count(b"UNKNOWN_TASK")) == (1, 1)
+    assert refused.stderr.startswith(b"0 of 1 messages acknowledged\n")  # the error has the next step
     refused = command(worker, "send", "1", "hello", "--topology=other")
     assert (refused.returncode, refused.stderr.count(b"belongs to 'other'")) == (1, 1)
 
