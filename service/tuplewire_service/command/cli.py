@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_error(arguments, missing, EXIT_FAILED)
     except KeyboardInterrupt:
         if not {"recv", "status", "tap", "top"}.isdisjoint(arguments[:1]):  # Ctrl-C is how to end them
+            sys.stderr.write("\n" * sys.stderr.isatty())  # ends the line with `^C`
             return EXIT_INTERRUPTED
         return _print_error(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -100,7 +101,8 @@ def _discard_output() -> None:
 
 
 def _print_error(arguments: Sequence[str], message: str, code: int) -> int:
-    command = f"tuplewire {arguments[0]}" if arguments and not arguments[0].startswith("-") else "tuplewire"
+    words = arguments[: 2 if arguments[:1] == ["run"] else 1]
+    command = " ".join(["tuplewire", *(each for each in words if not each.startswith("-"))])
     write_lines(sys.stderr, *f"{command}: {message}".split("\n"))
     return code
 

@@ -279,4 +279,8 @@ def test_while_spark_starts_and_runs(job: str, process: bytes, tmp_path: Path) -
     assert code == 130
     assert "Traceback" not in errors
     assert "Exception" not in errors
-    assert errors.splitlines()[-1] in {"Stopped.", "tuplewire: interrupted", "tuplewire run: interrupted"}
+    assert errors.splitlines()[-1] in {
+        "Stopped.",
+        "tuplewire: interrupted",
+        f"tuplewire run {job}: interrupted",
+    }
