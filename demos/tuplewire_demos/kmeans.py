@@ -84,11 +84,12 @@ def _sum_rdd(arrays: RDD[Array], centers: Array) -> Array:
     return reduce(np.add, arrays.map(partial(sums_of, centers=centers)).collect())
 
 
-def _run_jobs(compute_sums: Callable[[Array], Array], start_centers: Array, rounds: int) -> TimedRun:
-    compute_sums(start_centers)  # starts Python in Spark's tasks, and fills the cache
-    centers, began = start_centers, time.monotonic()
-    for _ in range(rounds):
-        centers = compute_centers(centers, compute_sums(centers))
+def _run_jobs(progress: Progress, sum_up: Callable[[Array], Array], centers: Array, rounds: int) -> TimedRun:
+    sum_up(centers)  # starts Python in Spark's tasks, and fills the cache
+    began = time.monotonic()
+    for number in range(rounds):
+        progress.show_line(f"round {number + 1} of {rounds}", number / rounds)
+        centers = compute_centers(centers, sum_up(centers))
     seconds = time.monotonic() - began
     return TimedRun(centers, seconds, seconds / rounds)
 
@@ -171,8 +172,8 @@ def run_kmeans(
     parts = np.array_split(points.to_numpy(), partitions)
     arrays = spark.sparkContext.parallelize(map(as_points, parts), partitions).cache()
     implementations: dict[str, Callable[[Array, int], TimedRun]] = {
-        DATAFRAME: partial(_run_jobs, partial(_sum_dataframe, frame)),
-        RDD_OF_ARRAYS: partial(_run_jobs, partial(_sum_rdd, arrays)),
+        DATAFRAME: partial(_run_jobs, progress, partial(_sum_dataframe, frame)),
+        RDD_OF_ARRAYS: partial(_run_jobs, progress, partial(_sum_rdd, arrays)),
         MLLIB: partial(_run_mllib, arrays),
     }
     runs = {}
