@@ -1,4 +1,4 @@
-"""The notebooks: every cell runs, in order, in a new kernel, and the expected pictures are shown."""
+"""The notebooks: every cell runs, in order, in a new kernel, and shows its stored output."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ def pictures(notebook: Any) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs(notebook))
 
 
+def texts(notebook: Any) -> list[str]:
+    """Return the texts that the cells of a notebook print and return, except logs."""
+    written = [output for output in outputs(notebook) if output.get("name") != "stderr"]
+    return [output.text if "text" in output else output.data["text/plain"] for output in written]
+
+
 def test_every_notebook_is_run() -> None:
     """Each notebook of the folder is in the table above."""
     assert {path.stem for path in EXAMPLES.glob("*.ipynb")} == PICTURES.keys()
@@ -44,9 +50,10 @@ def test_every_notebook_is_run() -> None:
 )
 @pytest.mark.filterwarnings("default")  # for Jupyter's own warnings
 def test_notebook(name: str, tmp_path: Path) -> None:
-    """A notebook runs without an error, and shows as many pictures as the stored notebook."""
+    """A notebook runs without an error, and shows the texts and as many pictures as the stored notebook."""
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     assert pictures(notebook) == PICTURES[name]
+    stored = texts(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
@@ -62,3 +69,4 @@ def test_notebook(name: str, tmp_path: Path) -> None:
         kernel_name="python3",
     ).execute(env=environment)
     assert pictures(notebook) == PICTURES[name]
+    assert texts(notebook) == stored
