@@ -30,7 +30,7 @@ if __name__ == "__main__":
         for n in range(READINGS):
             client.send(TASK, json.dumps({"from": "python", "n": n}).encode())
         if sum(each.wait() for each in started):
-            raise SystemExit("a program in Node has failed: see README.md for its modules and NODE_PATH")
+            raise SystemExit("Node has failed: docs/examples/README.md has its modules and NODE_PATH")
         counts = Counter()
         with client.recv([TASK], timeout=30) as batches:
             for message in batches.messages(count=READINGS * (len(FOREIGN) + 1), seconds=30):
