@@ -75,8 +75,6 @@ class SessionMachine(CountedSteps):
         self.connect(1)
         self.subscribe(1)
 
-    # --- the sender -------------------------------------------------------------------------------
-
     @rule(
         source=st.sampled_from(SOURCES),
         counts=st.dictionaries(
@@ -224,8 +222,6 @@ class SessionMachine(CountedSteps):
                 "acknowledged too soon"
             )
 
-    # --- the stream between sender and receiver -----------------------------------------------------
-
     def connect(self, limit: int) -> None:
         """The sender reconnects; the first welcomes may be lost in transit."""
         if self.sending.connected:
@@ -258,8 +254,6 @@ class SessionMachine(CountedSteps):
         self.answer(1)
         self.hear(limit - 1)
         self.sending.cut()
-
-    # --- the receiver -------------------------------------------------------------------------------
 
     def arrive(self, limit: int) -> None:
         """Frames arrive; an exception here means that the sender broke the protocol."""
@@ -335,8 +329,6 @@ class SessionMachine(CountedSteps):
         self.lost += sum(message not in self.pending for group in left for message in messages_in(group))
         self.worker = Worker(old.incarnation + 1, old.shares.capacity, processed=self.processed_mode)
         self.heard = []
-
-    # --- the consumer -------------------------------------------------------------------------------
 
     def subscribe(self, limit: int) -> None:
         """A consumer connects or reconnects, and acknowledges some messages at the same time."""

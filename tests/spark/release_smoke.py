@@ -93,8 +93,6 @@ class Smoke:
             name = surface.__name__.replace("_", " ")
             print(f"{name:16} {time.monotonic() - begin:5.1f} s  {found}", flush=True)
 
-    # --- without the format -----------------------------------------------------------------------------
-
     def functions(self) -> str:
         """Send with a handle in mapInArrow, and check that all messages arrive."""
         handle = ClientHandle(self.addresses[0], topology="sparks")
@@ -176,8 +174,6 @@ class Smoke:
     def no_format(self) -> str:
         """Check that Spark 3.5, which has no formats in Python, is refused with the required release."""
         return refused(lambda: register(self.spark), "the format tuplewire needs Spark 4.0, this is 3.5")
-
-    # --- the format -------------------------------------------------------------------------------------
 
     def write(self) -> str:
         """Write rows by task and by key; the format can be registered again."""
@@ -268,8 +264,6 @@ class Smoke:
         """Check that 4.0 and 4.1, which cannot limit a read, refuse the option."""
         query = lambda: self.finish(self.to_parquet("limited", maxBytesPerTrigger="100"))  # noqa: E731
         return refused(query, r"the option maxBytesPerTrigger needs Spark 4\.2, this is 4\.[01]")
-
-    # --- parts ------------------------------------------------------------------------------------------
 
     def options(self, **more: str) -> dict[str, str]:
         """Return options with the address of the workers."""

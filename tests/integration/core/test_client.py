@@ -290,9 +290,6 @@ def test_server_that_is_no_worker_is_named_at_flush() -> None:
     assert client.ledger().balanced
 
 
-# --- unreachable workers, and waits ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("act", [lambda client: client.send(1, b"x"), lambda client: client.recv([1])])
 def test_the_log_says_that_nobody_is_there(
     nobody: str, act: Callable[[Client], object], caplog: pytest.LogCaptureFixture
@@ -353,9 +350,6 @@ def test_waits_may_last_for_ever(pair: Pair) -> None:
     with client_of(near, flush_timeout_seconds=math.inf, connect_timeout_seconds=math.inf) as client:
         deliver(client, task, b"x")
         assert next(client.recv(task, timeout=math.inf)).payloads == [b"x"]
-
-
-# --- the asyncio client on the caller's event loop ------------------------------------------------------
 
 
 aio_client_of = functools.partial(aio.Client, topology=TOPOLOGY)

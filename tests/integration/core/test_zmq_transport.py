@@ -167,9 +167,6 @@ def test_there_is_a_bound_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
         eventually(lambda: len(recorder.received()) == 2, timeout=20)
 
 
-# --- ports -------------------------------------------------------------------------------------------
-
-
 def test_a_socket_file_that_was_left_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In local mode, a running process holds its port, and a killed one does not."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -205,8 +202,6 @@ def test_errors_of_the_configuration_say_what_to_do(tmp_path: Path, monkeypatch:
     ):
         context.bind(TOPOLOGY, 0, Recorder())
 
-
-# --- fork ----------------------------------------------------------------------------------------------
 
 FORKING = """
 import os, sys
@@ -282,9 +277,6 @@ def sockets() -> Iterator[Sockets]:
     messaging_thread().run(made.suspend(), timeout=20)
 
 
-# --- slow readers ------------------------------------------------------------------------------------
-
-
 def test_a_peer_that_does_not_read_holds_nobody_up(recorder: Recorder) -> None:
     """A peer that does not read delays its own messages, but not the messages of other clients."""
     with bound(recorder, zmq__hwm=4) as (context, bound_server), Stranger(bound_server.port) as stranger:
@@ -307,9 +299,6 @@ def test_any_high_water_mark_will_do(recorder: Recorder, hwm: int) -> None:
         eventually(settled_condition(client), timeout=30)
         assert recorder.payloads(1) == [b"%d" % number for number in range(500)]
         assert client.statistics().reconnects == 0
-
-
-# --- lost connections --------------------------------------------------------------------------------
 
 
 def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> None:
@@ -355,9 +344,6 @@ def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
         numbers = [int(payload) for payload in recorder.payloads(1)]
         assert numbers == list(range(len(numbers)))
         works(context, bound_server.port, recorder)
-
-
-# --- workers with this transport between them -------------------------------------------------------------
 
 
 FLAGS = ("--transport=zmq",)

@@ -281,9 +281,6 @@ def test_a_worker_that_is_away_for_a_moment_ends_no_query(
         reader.commit(end)
 
 
-# --- Spark 4.0 and 4.1, which pass no start offset ---------------------------------------------------
-
-
 class Maker:
     """Makes the reader of a task's messages; can be pickled."""
 

@@ -311,9 +311,6 @@ def test_a_task_knows_its_worker() -> None:
         worker.close()
 
 
-# --- the life of a worker with executors, in Storm's order of start and shutdown -----------------------
-
-
 COUNT = 300
 
 

@@ -110,8 +110,6 @@ class Cluster(CountedSteps):
         )
         self.assignments.append(Assignment(len(self.assignments) + 1, TOPOLOGY, workers))
 
-    # --- workers ------------------------------------------------------------------------------------
-
     def _start(self, host: Host, version: int) -> None:
         host.life += 1
         start = partial(start_worker, self.network, host.number, host.incarnation, self.queue_bytes)
@@ -198,8 +196,6 @@ class Cluster(CountedSteps):
                 for task in TASKS:
                     self.lives[program.source, task].die(program.offered[task])
 
-    # --- programs -----------------------------------------------------------------------------------
-
     def send(self, which: int, much: int) -> None:
         """A program sends, if there is buffer space."""
         program = self.programs[which % 3]
@@ -210,8 +206,6 @@ class Cluster(CountedSteps):
         if self.loop.inside(lambda: program.sender.buffer.offer(groups), f"p{program.worker}"):
             for task in tasks:
                 program.offered[task] += 3 * much
-
-    # --- consumers ------------------------------------------------------------------------------------
 
     def _consume(self, worker: int, task: int) -> None:
         self.consumers_made += 1
@@ -273,8 +267,6 @@ class Cluster(CountedSteps):
         if consumer is not None and len(self.consumers) < MOST_CONSUMERS:
             self._consume(consumer.worker, consumer.task)
 
-    # --- the network ----------------------------------------------------------------------------------
-
     def deliver(self, which: int, count: int) -> None:
         """Data of one stream arrives."""
         self.network.deliver(which, count)
@@ -316,8 +308,6 @@ class Cluster(CountedSteps):
                     if (host.number, task) not in served:
                         self._consume(host.number, task)
 
-    # --- actions --------------------------------------------------------------------------------------
-
     @rule(
         actions=st.lists(
             st.tuples(st.sampled_from(ACTIONS), st.integers(0, 29), st.integers(1, 3)),
@@ -330,8 +320,6 @@ class Cluster(CountedSteps):
         for action, which, much in actions:
             if not (self.calm and action in FAULTS):
                 getattr(self, action)(which, much)
-
-    # --- invariants -----------------------------------------------------------------------------------
 
     @invariant()
     def adds_up(self) -> None:
