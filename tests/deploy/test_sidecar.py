@@ -111,10 +111,11 @@ def pods(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod
             "default",
             (AssignedWorker("near", near.address, (1,)), AssignedWorker("far", far.address, (2,))),
         )
+        driver = _driver_variables(secrets) if profile == SECURE else {"TUPLEWIRE_ALLOW_PLAINTEXT": "true"}
         for pod in (near, far):
-            with ControlClient(pod.address, credentials=_driver(profile, secrets)) as control:
+            with ControlClient(pod.address, credentials=Credentials.from_environment(driver)) as control:
                 control.update_assignment(assignment_to_wire(assignment))
-        yield Pods(near, far, before, _driver_variables(secrets) if profile == SECURE else {})
+        yield Pods(near, far, before, driver if profile == SECURE else {})
 
 
 def _secrets(folder: Path) -> dict[str, Path]:
@@ -131,13 +132,6 @@ def _secrets(folder: Path) -> dict[str, Path]:
         "tuplewire-driver-token": folder / "driver",
         "tuplewire-worker-tokens": folder / "worker",
     }
-
-
-def _driver(profile: str, secrets: dict[str, Path]) -> Credentials:
-    """Return the credentials of a driver's pod, as in its template."""
-    if profile != SECURE:
-        return Credentials(allow_plaintext=True)
-    return Credentials.from_environment(_driver_variables(secrets))
 
 
 def _driver_variables(secrets: dict[str, Path]) -> dict[str, str]:

@@ -42,6 +42,7 @@ from helpers.topology import collect
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.identity.credentials import Credentials
+from tuplewire.identity.files import write_atomically
 from tuplewire.spark import kubernetes, membership
 from tuplewire_demos.local_session import create_java_home, find_java, local_session
 
@@ -319,7 +320,7 @@ def test_executors_send_through_the_worker_beside_them(tmp_path: Path) -> None:
             eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, _SECONDS, "a pod")
             (pod,) = api.of_kind("Pod")
             with pod_here(pod, pod["metadata"]["name"], tmp_path / "pod", config, {}) as here:
-                _write_whole(port_file, here.address.rpartition(":")[2])
+                write_atomically(port_file, here.address.rpartition(":")[2])
                 with here.running(*_executor_command(pod)):
                     said, _ = driver.communicate(timeout=_SECONDS)
                 assert driver.returncode == 0, here.log
@@ -339,13 +340,6 @@ def _check_messages(here: PodHere, seen: list[tuple[str, int]]) -> None:
     with Client(socket) as client:
         received = collect(client.recv([1], timeout=30), MESSAGES)
     assert sorted(int(payload) for _, payload in received) == list(range(MESSAGES))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that appears only when it is complete."""
-    aside = path.with_suffix(".new")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def send(numbers: Iterable[int]) -> Iterable[tuple[str, int]]:

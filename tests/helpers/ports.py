@@ -55,11 +55,8 @@ def listening_hosts(process: int) -> set[str]:
         for line in Path(f"/proc/{process}/net/{name}").read_text(encoding="ascii").splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == _LISTENING and f"socket:[{inode}]" in own:
-                host = socket.inet_ntop(family, _packed(local.partition(":")[0]))
+                words = local.partition(":")[0]  # of four bytes, each in the order of this machine
+                packed = b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8))
+                host = socket.inet_ntop(family, packed)
                 found.add(host.removeprefix("::ffff:"))  # IPv4 on a socket for both families
     return found
-
-
-def _packed(host: str) -> bytes:
-    """Return an address of /proc/net: words of four bytes, each in the order of this machine."""
-    return b"".join(bytes.fromhex(host[start : start + 8])[::-1] for start in range(0, len(host), 8))

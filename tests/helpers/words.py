@@ -1,8 +1,8 @@
-"""A topology that other processes import: it counts the words of some lines, and emits counts on ticks.
+"""Topologies that other processes import: one counts the words of some lines, and emits counts on ticks.
 
 Some words cause faults: one raises an error, one fails its line, one has a count that cannot be serialized,
 and one blocks until a file exists. While another file exists, the bolt of slow_topology() is too slow: it
-sleeps for each word.
+sleeps for each word. The other one writes numbers to files, and loses none: its spout has a memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from helpers.executors import pipeline
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     FailedError,
     Spout,
+    SpoutOutputCollector,
     Topology,
     TopologyBuilder,
     TopologyContext,
@@ -32,6 +34,8 @@ POISON = "poison"
 FAILED = "failed"
 STRANGE = "strange"
 SLOW = "slow"
+STOP = "stop"
+DONE = "done"
 SLOW_FILE = "mine.slow"
 """The key of the path of the file that makes a bolt slow."""
 _WORD_SECONDS = 0.005
@@ -144,3 +148,52 @@ def slow_topology() -> Topology:
     builder.set_bolt("store", Store()).shuffle_grouping("lines")
     builder.set_bolt("count", Store(may_be_slow=True), 2).fields_grouping("split", "word")
     return builder.create_topology()
+
+
+class Numbers(Spout):
+    """Emits numbers until the file `stop` exists, after a restart lost ones first; a file has all acks."""
+
+    outputs = ("number",)
+
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
+        super().open(conf, context, collector)
+        self.folder = Path(conf["mine.folder"])
+        known = self.folder / "acked"
+        self.acked = set(map(int, known.read_text().split())) if known.exists() else set()
+        self.file = known.open("a", buffering=1)
+        self.next = max(self.acked, default=-1) + 1
+        self.again = sorted(set(range(self.next)) - self.acked)
+
+    def next_tuple(self) -> None:
+        if self.again:
+            number = self.again.pop()
+        elif (self.folder / STOP).exists():
+            if len(self.acked) == self.next:
+                (self.folder / DONE).write_text(str(self.next))
+            return
+        else:
+            number, self.next = self.next, self.next + 1
+        self.collector.emit([number], message_id=number)
+
+    def ack(self, message_id: Any) -> None:
+        self.acked.add(message_id)
+        self.file.write(f"{message_id}\n")
+
+    def fail(self, message_id: Any) -> None:
+        (self.folder / f"failed-{message_id}").touch()
+        self.again.append(message_id)
+
+
+class WriteDown(BasicBolt):
+    """Writes each number to a file of its task."""
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
+        self.file = (Path(conf["mine.folder"]) / f"seen-{context.task}").open("a", buffering=1)
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+        self.file.write(f"{message['number']}\n")
+
+
+def numbers_topology() -> Topology:
+    """Return a spout, and three tasks of a bolt, which lose no tuple unless their workers do."""
+    return pipeline({"numbers": Numbers(), "write": WriteDown()}, tasks=3)

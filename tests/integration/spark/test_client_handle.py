@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 from helpers.program import in_threads
@@ -15,15 +14,7 @@ from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, nu
 from helpers.traffic import deliver, take
 
 from tuplewire.errors import ClosedError, ConfigError, FlushTimeoutError, RefusedMessagesError
-from tuplewire.spark.client_handle import ClientHandle, UnflushedMessagesError, close_clients
-
-
-@pytest.fixture(autouse=True)
-def _no_task_left() -> Iterator[None]:
-    """End the Spark task and close all clients after each test."""
-    yield
-    end_attempt()
-    close_clients()
+from tuplewire.spark.client_handle import ClientHandle, UnflushedMessagesError
 
 
 @pytest.fixture

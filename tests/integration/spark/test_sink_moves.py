@@ -34,13 +34,6 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield running
 
 
-@pytest.fixture(autouse=True)
-def _no_task_left() -> Iterator[None]:
-    """End the Spark task after each test."""
-    yield
-    end_attempt()
-
-
 class Driver:
     """A run of a query: makes a writer for each epoch, as Spark does."""
 

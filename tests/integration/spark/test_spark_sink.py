@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers.logged import logged
-from helpers.spark_calls import begin_attempt, end_attempt, rows
+from helpers.spark_calls import begin_attempt, rows
 from helpers.topology import TOPOLOGY, Pair, ledger, messages_of, metric, numbers, queued
 from helpers.traffic import client_of, take
 
@@ -40,13 +40,6 @@ from tuplewire_service.testing import eventually
 
 SMALL_TASK = 5
 STAGED = 'tuplewire_staged_bytes{place="memory"}'
-
-
-@pytest.fixture(autouse=True)
-def _no_task_left() -> Iterator[None]:
-    """End the Spark task after each test."""
-    yield
-    end_attempt()
 
 
 def options(workers: Pair, **more: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import numbered_spout
+from helpers import words
 from helpers.admin import samples
 from helpers.restartable import RestartableWorker
 from helpers.secured import Authority, files_of, secret_file, variables_of
@@ -45,14 +45,14 @@ class Site:
         flags = (
             f"--config={folder}/worker.toml",
             f"--program-conf-file={folder}/program.json",
-            "--program=helpers.numbered_spout:topology",
+            "--program=helpers.words:numbers_topology",
         )
         states = {name: f"--program-state-file={folder}/{name}.json" for name in NAMES}
         self.workers = [
             RestartableWorker(name, folder, folder / assignment, [*flags, state], drain_seconds=30)
             for name, state in states.items()
         ]
-        self.tasks = tasks = sorted(with_ackers(numbered_spout.topology(), 1).tasks)
+        self.tasks = tasks = sorted(with_ackers(words.numbers_topology(), 1).tasks)
         shares = {each.reached: tasks[index :: len(NAMES)] for index, each in enumerate(self.workers)}
         assignment_file(folder, 1, shares)
 
@@ -104,7 +104,7 @@ class Site:
 
     def emitted(self) -> int:
         """Return the count of emitted numbers once the spout has recorded it; 0 before."""
-        done = self.folder / numbered_spout.DONE
+        done = self.folder / words.DONE
         return int(done.read_text() or 0) if done.exists() else 0
 
     def goes_on(self) -> None:
@@ -144,7 +144,7 @@ def test_a_cluster_rolls_without_loss(tmp_path: Path, monkeypatch: pytest.Monkey
             restart = worker.restart()
             assert (restart.exit_code, restart.ledger.balanced) == (0, True)
             goes_on()
-        (site.folder / numbered_spout.STOP).touch()
+        (site.folder / words.STOP).touch()
         emitted = eventually(site.emitted, SECONDS)
         assert set(site.seen()) == set(range(emitted)), "nothing is lost"
         for worker in site.workers:
@@ -168,6 +168,6 @@ def test_a_cluster_is_scaled_by_its_membership(tmp_path: Path, monkeypatch: pyte
         last.start()
         eventually(lambda: site.tasks_of(last.worker_id), SECONDS)
         site.goes_on()
-        (site.folder / numbered_spout.STOP).touch()
+        (site.folder / words.STOP).touch()
         emitted = set(range(eventually(site.emitted, SECONDS)))
         eventually(lambda: set(site.seen()) == emitted, SECONDS, "every number")

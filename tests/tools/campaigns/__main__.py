@@ -45,10 +45,7 @@ def _chaos(kind: type[workers.WorkerChaos | transports.TransportChaos]) -> Build
 
 
 def _month(given: argparse.Namespace, directory: Path) -> Campaign:
-    extent = Extent(
-        given.days, generations=7, programs=96, households=2, pairs=16, most_memory=1.1, resume_seconds=15.0
-    )
-    return month.Month(given.seed, extent, directory=directory)
+    return month.Month(given.seed, Extent(given.days), directory=directory)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,10 +27,6 @@ def _call(stream: int, *messages: bytes) -> bytes:
     )
 
 
-def _noise(rng: random.Random) -> bytes:
-    return rng.randbytes(rng.randrange(1, 2000))
-
-
 def _other_protocol(rng: random.Random) -> bytes:
     return rng.choice(
         [
@@ -128,7 +124,8 @@ def _flipped(rng: random.Random) -> bytes:
 
 
 _KINDS = (
-    _noise, _other_protocol, _random_frames, _bad_messages, _frame_flood, _stream_flood, _strange_headers,
+    lambda rng: rng.randbytes(rng.randrange(1, 2000)),
+    _other_protocol, _random_frames, _bad_messages, _frame_flood, _stream_flood, _strange_headers,
     _good_call, _cut_off, _flipped,
 )  # fmt: skip
 

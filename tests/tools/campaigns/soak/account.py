@@ -23,13 +23,13 @@ class Extent:
     """The size of a month: days, their generations (4 or more), and numbers per generation and per night."""
 
     days: int
-    generations: int
-    programs: int
-    households: int
-    pairs: int
-    most_memory: float
+    generations: int = 7
+    programs: int = 96
+    households: int = 2
+    pairs: int = 16
+    most_memory: float = 1.1
     """The maximum of a worker, as a multiple of its memory in the first night."""
-    resume_seconds: float
+    resume_seconds: float = 15.0
     """Below the default of an hour, because a month takes less."""
 
 

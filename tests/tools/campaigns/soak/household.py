@@ -58,16 +58,12 @@ def _live_clients(lives: queue.SimpleQueue[Life]) -> None:
             return
         told = Told(life.source)
         try:
-            _live_client(life, told)
+            client = _client_of(life)
+            _errand(client, life, told)
+            _end_client(client, life, told)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run reads it
             told.error = f"{life}: {error!r}"
         _tell(told)
-
-
-def _live_client(life: Life, told: Told) -> None:
-    client = _client_of(life)
-    _errand(client, life, told)
-    _end_client(client, life, told)
 
 
 def _client_of(life: Life) -> Client:
