@@ -38,8 +38,7 @@ _FIRST_POLL_SECONDS = 1.0
 
 def build_answer(message: TaskMessage, payload: bytes, *extra_headers: tuple[str, bytes]) -> TaskMessage:
     """Return the answer to a request, with more headers. Raises MessageError if it is not a request."""
-    reply_to = parse_number(getattr(message, "headers", ()), REPLY_TO)
-    if reply_to is None:
+    if (reply_to := parse_number(getattr(message, "headers", ()), REPLY_TO)) is None:
         raise errors.MessageError("the message is not a request: check message.is_request before you answer")
     correlation = dict(message.headers).get(CORRELATION)
     return TaskMessage(reply_to, payload, headers=[(CORRELATION, correlation), *extra_headers])
@@ -203,8 +202,7 @@ class Asker(Closeable):
         while True:
             await call.states.poll(self._receiver, set(call.unanswered.values()))
             with self._lock:
-                for task in set(call.unanswered.values()):
-                    state = call.states[task]
+                for task, state in [(each, call.states[each]) for each in {*call.unanswered.values()}]:
                     if time.monotonic() - state.no_consumer_since >= NO_CONSUMER_SECONDS:
                         call.set_error(errors.NoConsumerError(f"task {task}: {state}", task, *state[:3]))
             await asyncio.sleep(POLL_SECONDS)
@@ -217,11 +215,10 @@ class Asker(Closeable):
                 headers = {}
             # A request to the task of an asker has an id, too, but is no answer.
             request_id = b"" if REPLY_TO in headers else headers.get(CORRELATION) or b""
-            error = headers.get(ERROR_HEADER)
             with self._lock:
                 if (call := self._calls.pop(request_id, None)) is None:
                     self.dropped_messages += 1
-                elif error is not None:
+                elif (error := headers.get(ERROR_HEADER)) is not None:
                     text = error.decode(errors="replace")
                     call.set_error(errors.AnswerError(text, call.unanswered[request_id]))
                 else:

@@ -158,8 +158,8 @@ class SpoutOutputCollector(_Collector):
                 tasks, it is sent with the tuple and all tuples anchored to it.
 
         Raises:
-            MessageError: The stream is direct, is not in `outputs`, or has another number of fields. Or the
-                message id cannot be hashed.
+            MessageError: The stream is direct or not in `outputs`, the values are not one for each field,
+                or the message id cannot be hashed.
         """
         self._outbox.put(stream, values, self._roots_of(message_id))
 

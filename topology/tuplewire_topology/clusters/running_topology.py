@@ -79,8 +79,7 @@ class RunningTopology(ABC):
                 # A task that moves at the same time would get no final tick.
                 with self._change_lock if order.kind is ControlKind.FINAL_TICK else contextlib.nullcontext():
                     for rank in range(self.n_workers) if order.kind in _WORKER_ORDERS else ():
-                        report = self._apply_order(coordinator, rank, order)
-                        if report is not None:
+                        if (report := self._apply_order(coordinator, rank, order)) is not None:
                             coordinator.handle_report(rank, order.values[0], report, time.monotonic())
             if coordinator.is_done:
                 return

@@ -237,8 +237,7 @@ class _TopologyMember:
         )
 
     def _queue_output(self, emitted: Sequence[EmittedTuples]) -> None:
-        included = list(filter(self._submission.output.includes, emitted))
-        if included:
+        if included := list(filter(self._submission.output.includes, emitted)):
             self._inbox.put_tuples(included)
 
     def _queue_dead_letter(self, letter: DeadLetter) -> bool:

@@ -164,8 +164,7 @@ def _input_frame(spark: SparkSession, topology: Topology, rows: DataFrame | None
             f"{members} PySpark tasks: give it an executor for each, as many as topology.workers"
         )
     fields = component.prototype.outputs
-    missing = [column for column in fields if column not in rows.columns]
-    if missing:
+    if missing := [column for column in fields if column not in rows.columns]:
         known = ", ".join(rows.columns)
         raise TopologyError(f"{spout!r} emits {', '.join(missing)}, and the DataFrame has only {known}")
     return rows.select(*fields).repartition(members)  # one partition for each PySpark task
