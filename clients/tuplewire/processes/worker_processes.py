@@ -108,8 +108,11 @@ class WorkerProcesses:
     def start(self, timeout: float = _READY_SECONDS) -> None:
         """Start the workers, and wait up to `timeout` seconds until each has bound its addresses.
 
-        Raises LaunchError, with the last lines of its log, if a worker does not start.
+        A second call before stop() does nothing. Raises LaunchError, with the last lines of its log, if a
+        worker does not start.
         """
+        if self._children:  # for example in a `with` block after start()
+            return
         if self.directory is None:
             self.directory = self._temporary_directory()
         deadline = time.monotonic() + timeout

@@ -332,8 +332,11 @@ def test_where_a_worker_is_that_listens_everywhere(address: str, host: str) -> N
 
 def test_a_program_has_a_worker_of_its_own() -> None:
     """The worker has the given tasks, serves its clients, and stops at the end of the block."""
-    with tuplewire.local("1,7-8") as worker:
+    worker = tuplewire.local("1,7-8")
+    worker.start()
+    with worker:  # it runs already
         with worker.client() as client:
+            worker.start()
             client.send(8, b"eight")
             deliver(client, 1, b"one")
             with client.recv([1, 8], timeout=10) as batches:
