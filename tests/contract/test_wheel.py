@@ -11,7 +11,7 @@ import pytest
 from helpers.packaging import build_wheel, install, run
 from helpers.tools import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 TOY = ROOT / "tests" / "contract" / "toy"

@@ -21,6 +21,8 @@ from tuplewire_demos.local_session import local_session
 
 _TESTS = Path(__file__).parents[1]
 TOPOLOGY = "spark"
+DRIVER_SECONDS = 900
+"""Ends a driver that hangs. A busy machine takes several times as long as a quiet one."""
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Most plans run once in a test: compiling them takes longer than running them."""
 
@@ -31,7 +33,7 @@ def as_program(file: str, *arguments: object) -> tuple[list[str], dict[str, str]
     return [sys.executable, file, *map(str, arguments)], {**os.environ, "PYTHONPATH": path}
 
 
-def run_driver(file: str, *arguments: object, seconds: float, folder: Path | None = None) -> dict[str, Any]:
+def run_driver(file: str, *arguments: object, folder: Path | None = None) -> dict[str, Any]:
     """Run a test file as a driver, in a folder; return its reported results. Fails if the driver does."""
     command, environment = as_program(file, *arguments)
     done = subprocess.run(
@@ -42,7 +44,7 @@ def run_driver(file: str, *arguments: object, seconds: float, folder: Path | Non
         start_new_session=True,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=seconds,
+        timeout=DRIVER_SECONDS,
     )
     return dict(json.loads(line) for line in done.stdout.splitlines())
 

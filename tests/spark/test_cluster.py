@@ -15,7 +15,15 @@ import pyarrow as pa
 import pyspark
 import pytest
 import venv_pack
-from helpers.drivers import INTERPRETED, TOPOLOGY, beside_its_worker, local_cluster, report, run_driver
+from helpers.drivers import (
+    DRIVER_SECONDS,
+    INTERPRETED,
+    TOPOLOGY,
+    beside_its_worker,
+    local_cluster,
+    report,
+    run_driver,
+)
 from helpers.packaging import build_wheel, make_interpreter, make_movable_interpreter, site_packages
 from helpers.tools import ROOT, ran
 from helpers.topology import status
@@ -26,10 +34,9 @@ from tuplewire.spark import register
 from tuplewire.spark.package import write_package
 from tuplewire_demos.local_session import create_java_home, find_java
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 APPLICATION = Path(__file__).with_name("submitted.py")
-DRIVER_SECONDS = 300.0
 ROWS = 1000
 TASKS = {0: [1, 7, 9, 11], 1: [2, 8, 10, 12]}
 
@@ -75,7 +82,7 @@ def outcome(
             "wheel": beside_its_worker(installed, installed.with_name("python-beside-its-worker"), sockets),
             "work": str(home / "work"),
         }
-        found = run_driver(__file__, json.dumps(settings), seconds=DRIVER_SECONDS, folder=home)
+        found = run_driver(__file__, json.dumps(settings), folder=home)
         found["py_file"] = submit(bare, py_file, running.endpoints[0].address, home, quick)
         found["sent"] = [
             sum(each.messages for each in status(worker).received if each.source == "client")

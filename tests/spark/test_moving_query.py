@@ -12,7 +12,7 @@ from helpers.topology import TOPOLOGY, numbered, status
 from helpers.traffic import client_of
 from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 SECONDS = 100
 

@@ -13,7 +13,7 @@ from helpers.topology import TOPOLOGY
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 SECONDS = 100
 ROWS = 40

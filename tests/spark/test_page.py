@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from helpers.drivers import INTERPRETED
+from helpers.drivers import DRIVER_SECONDS, INTERPRETED
 from helpers.pasted import (
     EXAMPLES,
     PASTED_ON_SPARK,
@@ -22,8 +22,6 @@ from helpers.pasted import (
 from pyspark.sql import SparkSession
 
 from tuplewire_demos.local_session import FAST_START, create_java_home, find_java
-
-_SECONDS = 540.0
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -43,7 +41,6 @@ def environment(directory: Path) -> dict[str, str]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("pasted", "times"),
     [
@@ -54,15 +51,14 @@ def environment(directory: Path) -> dict[str, str]:
 )
 def test_pasted(pasted: Pasted, times: int, tmp_path: Path) -> None:
     """Every block of a page runs, one after another, also if a reader pastes the page again."""
-    check(pasted, paste(pasted.pages * times, tmp_path, _SECONDS, environment(tmp_path / "java")))
+    check(pasted, paste(pasted.pages * times, tmp_path, DRIVER_SECONDS, environment(tmp_path / "java")))
 
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_pasted_into_a_fresh_session(tmp_path: Path) -> None:
     """Every block of both pages runs when pasted in order; the first block creates the session."""
-    check(PASTED_ONCE, paste(PASTED_ONCE.pages, tmp_path, _SECONDS, environment(tmp_path / "java")))
+    check(PASTED_ONCE, paste(PASTED_ONCE.pages, tmp_path, DRIVER_SECONDS, environment(tmp_path / "java")))
 
 
 LONG = {"enrich_orders.py"}

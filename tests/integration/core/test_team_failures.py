@@ -59,7 +59,6 @@ def errors_of(pair: Pair, *scripts: Script, **options: Any) -> list[BaseExceptio
 SHORT = [("barrier", 0), ("large", 1), ("broadcast", 0), ("small", 2)]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "killed",
     [

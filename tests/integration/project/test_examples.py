@@ -11,7 +11,7 @@ from deploy.foreign_clients import client
 from helpers.pasted import EXAMPLES, PRINTS, on_spark
 from helpers.tools import ran
 
-_SECONDS = 100.0
+_SECONDS = 240.0
 
 
 def test_every_example_is_run() -> None:

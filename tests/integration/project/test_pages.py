@@ -9,7 +9,7 @@ import pytest
 from helpers.pasted import ELSEWHERE, PASTED, PASTED_ON_SPARK, PASTED_ONCE, Pasted, blocks, check, paste
 from helpers.tools import ROOT
 
-_SECONDS = 100.0
+_SECONDS = 240.0
 PAGES = [page for each in (*PASTED, *PASTED_ON_SPARK, PASTED_ONCE) for page in each.pages]
 FOR_A_FILE = "into a file"
 

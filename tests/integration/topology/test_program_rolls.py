@@ -22,7 +22,7 @@ from helpers.worker_process import COMMAND, environment_without_ours
 from tuplewire_service.testing import eventually
 from tuplewire_topology.authoring.description import with_ackers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 SECONDS = 60.0
 ROOT = Path(__file__).parents[3]

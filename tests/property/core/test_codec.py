@@ -22,7 +22,7 @@ from tuplewire.wire.translate import code_name
 
 KINDS: tuple[Any, ...] = (pb.SendRequest, pb.RecvResponse)
 
-pytestmark = pytest.mark.timeout(0 if LONG else 120)
+pytestmark = pytest.mark.timeout(0 if LONG else 300)
 
 EXAMPLES = settings(
     max_examples=20_000 if LONG else settings().max_examples * 3 // 2, deadline=None, print_blob=True

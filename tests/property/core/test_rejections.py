@@ -8,7 +8,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from helpers.cursors import answer_of, cursor_of
 from helpers.queues import Program, RejectionsWithoutTimers, queues_of, subscribe
 from hypothesis import given, settings
@@ -199,7 +198,6 @@ class Scene:
         return found
 
 
-@pytest.mark.timeout(300)
 @settings(max_examples=settings().max_examples * 3 // 2, deadline=None)
 @given(
     actions=st.lists(st.sampled_from(ACTIONS), min_size=50, max_size=200),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from helpers.collector import RECEIVE, SEND, collector
+from helpers.drivers import DRIVER_SECONDS
 from helpers.topology import TOPOLOGY, pair_of_workers
 
-SECONDS = 250.0
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(2 * SECONDS)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 _DRIVER = """
 import sys, tempfile
@@ -56,7 +56,7 @@ def test_traces_go_through_spark(monkeypatch: pytest.MonkeyPatch) -> None:
             address = pair.near.address
             came, on, streamed, fresh = (pair.near_task() for _ in range(4))
             seen.run("sender", SEND, address, TOPOLOGY, came)
-            seen.run("spark", _DRIVER, address, TOPOLOGY, came, on, streamed, fresh, seconds=SECONDS)
+            seen.run("spark", _DRIVER, address, TOPOLOGY, came, on, streamed, fresh, seconds=DRIVER_SECONDS)
             for task, count in ((on, 1), (streamed, 1), (fresh, 20)):
                 seen.run("consumer", RECEIVE, address, TOPOLOGY, task, count, -1)
             wanted = {f"receive {came}", "send partition 0"}

@@ -13,7 +13,6 @@ SHORT = Extent(days=2, generations=4, programs=30, households=2, pairs=0, most_m
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_month_leaves_nothing_behind(tmp_path: Path) -> None:
     """Hundreds of short-lived programs lose and duplicate no messages, and workers do not grow."""
     month = Month(7, SHORT, directory=tmp_path).run()
