@@ -17,6 +17,7 @@ from tuplewire.errors import MalformedError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import add_brackets, split_host_port
 from tuplewire.text.events import event_logger
+from tuplewire.values.task_ids import format_tasks
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.control_pb2_grpc import (
     add_ControlServicer_to_server,
@@ -170,6 +171,9 @@ class WorkerRuntime:
         """End the taps and the streams of health watchers, then drain the worker; see Worker.drain()."""
         deadline = time.monotonic() + deadline_seconds
         self._get_drain_seconds = lambda: round(max(0.0, deadline - time.monotonic()), 1)
+        if queued := self.worker.router.queues.queued_by_task():
+            waiting = {"messages": sum(queued.values()), "tasks": format_tasks(queued)}
+            logger.info("worker.drain_waits", extra=waiting)
         self.control.end_taps()
         await self._health.end(min(_HEALTH_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))

@@ -347,4 +347,6 @@ def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
         assert 'tuplewire_received_messages_total{source="worker-0"} 6.0' in scrape(far.metrics_url)
         assert workers.stop() == [1, 1]
     balance = "accepted 9 = acknowledged 6 + dropped shutdown 3 + pending 0"
-    assert f'ledger="{balance}"' in (tmp_path / "worker-0.log").read_text()
+    log = (tmp_path / "worker-0.log").read_text()
+    assert "worker.drain_waits messages=3 tasks=0" in log
+    assert f'ledger="{balance}"' in log
