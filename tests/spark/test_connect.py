@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers import doubling as doubling_module
-from helpers import queries
+from helpers import eventually, queries
 from helpers.doubling import Double, DoubleAndFail, Numbers, doubling
 from helpers.drivers import report, run_driver
 from helpers.tools import missing
@@ -68,17 +68,20 @@ def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> Non
     assert found == {"rows": 1000, "different rows": 1000, "pairs": [100, 100]}
 
 
-def test_topologies(remote: str) -> None:
+def test_topologies(spark: SparkSession, remote: str) -> None:
     """Rows, failures with tracebacks, stop and cancel work; unsupported calls raise errors with advice."""
     with WorkerProcesses(2, "connect", flags=["--drain-seconds=1"]) as local:
         addresses = (each.unix_address for each in local.endpoints)
         found = run_driver(__file__, remote, "topologies", *addresses)
+    jobs = spark.sparkContext.statusTracker()
+    eventually(lambda: not jobs.getActiveJobsIds(), SECONDS, "no job of a cancelled topology goes on")
     assert found["rows"] == list(range(1000))
     summary, traceback = found["failure"]
     assert "of 'double': LookupError: no such number" in summary
     assert 'raise LookupError("no such number")' in traceback
     assert found["stop"] > 0
     assert "was cancelled" in found["cancel"]
+    assert found["early"]
     assert "7 PySpark tasks at the same time, and Spark has 6 slot(s)" in found["slots"]
     assert "name the workers by workers=" in found["membership"]
     assert "SPARK_CONNECT_MODE_ENABLED is set" in found["session"]
@@ -162,8 +165,8 @@ def of_topologies(spark: SparkSession, *workers: str) -> None:
     report("progress", refused(out_of_reach.progress))
     report("listen", refused(lambda: out_of_reach.listen(print)))
     report("out of reach", refused(out_of_reach.stop))
-    while not out_of_reach.wait(0.5):
-        out_of_reach.cancel()  # has no effect before the server has the job
+    out_of_reach.cancel()
+    report("early", out_of_reach.wait(SECONDS))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class Team(Closeable):
         """The tasks of the ranks."""
         self.size = len(self.tasks)
         """The number of ranks."""
-        if len(check_tasks(tasks if isinstance(tasks, str) else self.tasks)) < self.size:
+        if len(check_tasks(tasks if isinstance(tasks, str | bytes) else self.tasks)) < self.size:
             raise errors.ConfigError("the tasks of a team must differ, and a task is named twice")
         if not 0 <= check_whole(rank, "rank") < self.size:
             raise errors.ConfigError(f"rank {rank} is not one of the {self.size} ranks of this team")

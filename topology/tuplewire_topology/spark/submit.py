@@ -127,9 +127,8 @@ def run_topology(
             job.listen(progress or ProgressPrinter(name, job.watch_command))
         return job.result()
     except BaseException:
-        if not job.is_done:
-            job.cancel()
-            job.wait(_CANCEL_SECONDS)
+        job.cancel()
+        job.wait(_CANCEL_SECONDS)
         raise
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError, WaitTimeoutError
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _LAST_MESSAGE_SECONDS = 5.0
 """The time to wait for the last messages of PySpark tasks. Spark kills the tasks of a cancelled job earlier.
 After a success, the messages are already in transit."""
+_PLANNING_SECONDS = 30.0
+"""The time that cancel() leaves a Spark Connect server that reports no progress to start the job."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class SparkTopology:
         self._run_job = run_job
         self._result: DataFrame | None = None
         self._error: BaseException | None = None
-        self._job_done = threading.Event()
+        self._job_started, self._job_done = threading.Event(), threading.Event()
         self._submission = submission
         self._condition = threading.Condition()
         self._progress = TopologyProgress()
@@ -132,7 +134,8 @@ class SparkTopology:
             )
             self._control = stack.enter_context(control)
         self._stack = stack.pop_all()
-        inheritable_thread(spark, self._main).start()
+        self._thread = inheritable_thread(spark, self._main)
+        self._thread.start()
 
     def __repr__(self) -> str:
         return f"<SparkTopology {self.name}: {'ended' if self.is_done else self._progress}>"
@@ -193,10 +196,16 @@ class SparkTopology:
         Spark leaves the PySpark tasks about 2 seconds for this (`spark.python.task.killTimeout`). A program
         that reaches no worker cannot notify them to drain. Returns immediately; result() raises.
         """
-        if is_remote(self._spark):
-            self._spark.interruptTag(self.job_group)
-        else:
-            self._spark.sparkContext.cancelJobGroup(self.job_group)
+        threading.Thread(target=self._cancel, name="tuplewire-topology-cancel", daemon=True).start()
+
+    def _cancel(self) -> None:
+        remote = is_remote(self._spark)
+        cancel = self._spark.interruptTag if remote else self._spark.sparkContext.cancelJobGroup
+        # Interrupted while it plans the job, a Spark Connect server starts it nevertheless.
+        self._job_started.wait(_PLANNING_SECONDS if remote else 0)
+        while self._result is None and self._error is None:
+            cancel(self.job_group)
+            self._job_done.wait(0.2)  # Spark ignores a cancel that precedes the job
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the job is done; return False after `timeout` seconds."""
@@ -274,6 +283,10 @@ class SparkTopology:
         try:
             if is_remote(self._spark):
                 self._spark.addTag(self.job_group)
+                if hasattr(self._spark, "registerProgressHandler"):  # since Spark 4.0
+                    handler: Any = self._on_spark_progress
+                    self._spark.registerProgressHandler(handler)
+                    self._stack.callback(self._spark.removeProgressHandler, handler)
             else:
                 # The PySpark tasks of a cancelled job have spark.python.task.killTimeout to finish.
                 self._spark.sparkContext.setJobGroup(
@@ -288,10 +301,14 @@ class SparkTopology:
         finally:
             self._job_done.set()
 
+    def _on_spark_progress(self, *, stages: Sequence[object], **_: object) -> None:
+        # Spark calls this for all queries of the session, each in the thread that runs it.
+        if stages and threading.current_thread() is self._thread:
+            self._job_started.set()
+
     @property
     def _was_cancelled(self) -> bool:
-        text = str(self._error)
-        return any(word in text for word in ("cancelled", "INTERRUPTED", "CANCELED"))
+        return any(word in str(self._error) for word in ("cancelled", "INTERRUPTED", "CANCELED"))
 
     def _wait_for_members(self) -> None:
         """Stop a cancelled topology; wait for the last message of each PySpark task, unless it has failed."""
