@@ -15,15 +15,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 import venv_pack
-from helpers.drivers import (
-    DRIVER_SECONDS,
-    INTERPRETED,
-    TOPOLOGY,
-    beside_its_worker,
-    local_cluster,
-    report,
-    run_driver,
-)
+from helpers.drivers import INTERPRETED, TOPOLOGY, beside_its_worker, local_cluster, report, run_driver
 from helpers.packaging import build_wheel, make_interpreter, make_movable_interpreter, site_packages
 from helpers.tools import ROOT, ran
 from helpers.topology import status
@@ -111,7 +103,7 @@ def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: s
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     application = [*command, *flags, str(APPLICATION), address]
-    done = ran(*application, cwd=cwd, env=environment, start_new_session=True, seconds=DRIVER_SECONDS)
+    done = ran(*application, cwd=cwd, env=environment, start_new_session=True)
     assert done.returncode == 0, done.stderr[-4000:]
     rows, *places = json.loads(done.stdout.splitlines()[-1])
     return rows, places

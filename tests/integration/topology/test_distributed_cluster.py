@@ -230,7 +230,7 @@ def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProces
         if path.endswith("site-packages") or not (path.startswith(standard) or path.endswith(".zip"))
     ]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([PATH, *packages])}
-    return ran(interpreter, "-c", program, env=variables, user=user, seconds=SECONDS)
+    return ran(interpreter, "-c", program, env=variables, user=user)
 
 
 def require_root() -> None:
@@ -339,7 +339,7 @@ with DistributedCluster() as cluster:
 )
 def test_a_notebooks_components(missing: list[str], printed: str) -> None:
     """Components of a program without a file run in other processes, or an error recommends cloudpickle."""
-    ended = ran(sys.executable, "-", *missing, input=NOTEBOOK, check=True, seconds=SECONDS)
+    ended = ran(sys.executable, "-", *missing, input=NOTEBOOK, check=True)
     assert printed in ended.stdout
 
 

@@ -38,7 +38,7 @@ def book(tmp_path: Path) -> Path:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command."""
-    return ran(*COMMAND, "run", "wordcount", *arguments, seconds=SECONDS)
+    return ran(*COMMAND, "run", "wordcount", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_one_worker_in_this_process(book: Path) -> None:
         f"assert main({words}) == 0\n"
         "assert not {'pyspark', 'pyarrow', 'pandas'} & sys.modules.keys(), sorted(sys.modules)\n"
     )
-    ended = ran(sys.executable, "-c", program, check=True, seconds=SECONDS)
+    ended = ran(sys.executable, "-c", program, check=True)
     assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
     assert "Ledger" not in ended.stdout
 
