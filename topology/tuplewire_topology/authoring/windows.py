@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,8 +179,8 @@ class TimeWindows:
         time = float(time)
         if time <= self.watermark:
             return False
-        tuples = self._tuples  # sorted by time; equal times in order of arrival
-        tuples.insert(bisect_right(tuples, time, key=attrgetter("time")), _TimedTuple(time, message))
+        # Sorted by time; equal times in order of arrival.
+        insort(self._tuples, _TimedTuple(time, message), key=attrgetter("time"))
         return True
 
     def advance(self, now: float) -> Iterator[TupleWindow]:
@@ -275,12 +275,10 @@ class WindowedBolt(Bolt):
         return ()
 
     def _tick(self, *, last: bool) -> Iterable[TupleWindow]:
-        if self.window.by_count:
-            return self._count_windows.flush() if last else ()
         if last:
-            return self._time_windows.flush()
-        if self.window.timestamp is not None:
-            return ()  # time is the tuples' own, not the clock's
+            return (self._count_windows if self.window.by_count else self._time_windows).flush()
+        if self.window.by_count or self.window.timestamp is not None:
+            return ()  # the end is by count, or by the tuples' own time, not by the clock
         self._ticks += 1
         return self._time_windows.advance(self._ticks * self.window.every)
 
