@@ -151,8 +151,7 @@ class AckerTrees(RotatingMap[int, _XorTree]):
         return list(_flatten(self._update(root, edge, spout, failed=failed) for root, edge in pairs))
 
     def _update(self, root: int, edge: int, spout: int | None, *, failed: bool) -> list[TreeOutcome]:
-        tree = self.get(root)
-        if tree is None:
+        if (tree := self.get(root)) is None:
             tree = _XorTree()
             self.put(root, tree)
         tree.edge_xor ^= edge
@@ -321,8 +320,7 @@ class AckerClient:
         for root in updates.started_keys:
             edges[self._acker_of(root)][root] = 0  # so that a tree without subscribers ends
         for column in updates.columns:
-            ids = [message.roots for message in column.tuples if message.roots]
-            _xor_edges(edges, ids, factor_of(column.task))
+            _xor_edges(edges, map(_roots, column.tuples), factor_of(column.task))
         _xor_edges(edges, updates.acked_roots, self._task_factor)
         _xor_edges(edges, updates.failed_roots, self._task_factor)
         failures: defaultdict[int, dict[int, None]] = defaultdict(dict)
@@ -334,8 +332,7 @@ class AckerClient:
             tuples = []
             if acker in failures:
                 tuples.append(Tuple([pack_uint64(failures[acker])], self._fail_source))
-            if acker in edges:
-                xors = edges[acker]
+            if xors := edges.get(acker):
                 tuples.append(Tuple([pack_uint64(xors), pack_uint64(xors.values())], self._edges_source))
             reports.append(AddressedTuples(acker, tuples))
         return reports
