@@ -217,8 +217,7 @@ class Topology:
     @property
     def spout_tasks(self) -> frozenset[int]:
         """The tasks of all spouts."""
-        spouts = [name for name, each in self.components.items() if each.kind is ComponentKind.SPOUT]
-        return frozenset(task for name in spouts for task in self.tasks_of(name))
+        return frozenset(task for task in self.tasks if self.component_of(task).kind is ComponentKind.SPOUT)
 
     def component_of(self, task: int) -> Component:
         """Return the component of a task. Raises TopologyError for an unknown task."""
@@ -286,12 +285,11 @@ def _check_component(component: Component) -> None:
             f"{subject} has {component.parallelism} executors for {component.n_tasks} task(s); "
             "every executor runs at least one"
         )
-    if component.kind is ComponentKind.SPOUT:  # acks from acker tasks are a spout's only inputs
-        for subscription in component.inputs:
-            if subscription.component != ACKER_COMPONENT:
-                raise TopologyError(f"{subject} subscribes to {subscription}; only bolts do")
     sources = [(subscription.component, subscription.stream) for subscription in component.inputs]
     for subscription, source in zip(component.inputs, sources, strict=True):
+        # Acks from acker tasks are a spout's only inputs.
+        if component.kind is ComponentKind.SPOUT and subscription.component != ACKER_COMPONENT:
+            raise TopologyError(f"{subject} subscribes to {subscription}; only bolts do")
         if sources.count(source) > 1:
             raise TopologyError(f"{subject} subscribes to {subscription} twice")
         if (subscription.grouping in KEYED_GROUPINGS) != bool(subscription.fields):
