@@ -111,10 +111,8 @@ class CapturedTuples:
         """Record tuples that a task has emitted."""
         with self._lock:
             for batch in emitted:
-                if self._components is not None and batch.source.component not in self._components:
-                    continue
-                key = (batch.source.component, batch.source.stream.name)
-                self._emitted[key] += [message.values for message in batch.tuples]
+                if self._components is None or batch.source.component in self._components:
+                    self._emitted[batch.source.stream_id] += [message.values for message in batch.tuples]
 
     def record_received(self, component: str, tuples: Sequence[Tuple]) -> None:
         """Record tuples that a bolt has received."""

@@ -161,9 +161,7 @@ def component_statuses(
                     component=source.component,
                     stream=source.stream,
                     grouping=source.grouping,
-                    executed=sum(
-                        counts.executed_by.get((source.component, source.stream), 0) for _, counts in here
-                    ),
+                    executed=sum(counts.executed_by[source.component, source.stream] for _, counts in here),
                 )
                 for source in component.inputs
             ],
