@@ -21,7 +21,6 @@ from tuplewire.errors import MalformedTupleError
 from tuplewire_topology.acking.acker import AckerTrees, RotatingMap, TreeKey, pack_uint64, tracking_keys
 from tuplewire_topology.authoring.collector import EmittedTuples, OutputCollector, SpoutOutputCollector
 from tuplewire_topology.authoring.component import Bolt, Spout
-from tuplewire_topology.authoring.description import ACKER_COMPONENT
 from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, AddressedTuples, Tuple, TupleSource
 from tuplewire_topology.running.executor import MAX_BATCH, Executor, ExecutorServices, Task
 from tuplewire_topology.running.statistics import CurrentColumn, ExecutorActivity
@@ -66,9 +65,8 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._may_emit = False
         self._finished_epoch = _NOT_FINISHED
         """The epoch of the last round if every task was exhausted in it, else _NOT_FINISHED."""
-        self._has_timeout = bool(  # the acker of a single process has no timeout
-            ACKER_COMPONENT in executor_context.topology.components and self.settings.message_timeout_seconds
-        )
+        has_ackers = executor_context.transfer.acker_tasks is not None  # LocalTracker has no timeout
+        self._has_timeout = has_ackers and self.settings.message_timeout_seconds > 0
 
     @property
     def pending_tuples(self) -> int:
@@ -136,8 +134,7 @@ class SpoutExecutor(Executor[SpoutTask]):
                 continue
             processed = outcome.source_stream == ACK_STREAM
             for key in keys:
-                pending = task.pending.pop(key)
-                if pending is not None:  # otherwise it has timed out
+                if (pending := task.pending.pop(key)) is not None:  # otherwise it has timed out
                     self._deliver(task, pending, now, processed=processed)
         self._send_after_outcomes(task)
         self._on_processed(column)
