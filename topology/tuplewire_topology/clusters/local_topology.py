@@ -188,10 +188,8 @@ class LocalTopology(RunningTopology):
 
     def _apply_order(self, _: Coordinator, rank: int, order: Order) -> ProcessReport | None:
         worker = self._workers[rank]
-        if worker.is_killed:
-            report: ProcessReport | None = ProcessReport(is_idle=True, sent=0, received=0)
-        else:
-            report = order.execute(worker)
+        at_rest = ProcessReport(is_idle=True, sent=0, received=0)
+        report = at_rest if worker.is_killed else order.execute(worker)
         # A topology that is paused for a change is at rest for this change only, not for other callers.
         if report is not None and self._changing_thread not in {None, threading.get_ident()}:
             return replace(report, is_idle=False)

@@ -139,14 +139,12 @@ class Link:
         log_after = BLOCKED_LOG_SECONDS
         while True:
             try:
-                self._client.send(batch, timeout=log_after)
+                return self._client.send(batch, timeout=log_after)
             except BufferFullError:
                 log_after = BLOCKED_REPEAT_SECONDS  # later reports are less frequent
                 tasks = sorted({group.task for group in groups})
                 seconds = round(time.monotonic() - began)
                 logger.warning("executors.blocked", extra={"tasks": tasks, "seconds": seconds})
-            else:
-                return
 
     @staticmethod
     def _with_offset(groups: Sequence[TaskGroup], shift: int) -> Sequence[TaskGroup]:
