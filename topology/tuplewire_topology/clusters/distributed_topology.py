@@ -84,25 +84,23 @@ class DistributedTopology(RunningTopology):
         settings = TopologySettings.from_conf(conf)
         self.topology = with_ackers(topology, settings.n_ackers)
         tasks_by_worker = schedule_evenly(self.topology, settings.workers)
-        conf_json = _as_json({**conf, COLLECT_KEY: list(collect)})
-        write_private(directory / "conf.json", conf_json, user)
+        write_private(directory / "conf.json", _as_json({**conf, COLLECT_KEY: list(collect)}), user)
         run_directory = create_private_directory(directory / "run", user)
         host, credentials = read_host_and_credentials(conf)
         for index in range(len(tasks_by_worker)):
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"
-            arguments = worker_command(
-                worker_id,
-                self.name,
-                self._settings.stop_timeout_seconds,
-                f"--program={reference}",
-                f"--program-conf-file={directory / 'conf.json'}",
-                f"--state-file={run_directory / f'{worker_id}.state'}",
-                options=self._settings.interpreter_options(port, worker_id, self.name),
-            )
             command = Command(
                 name=worker_id,
-                arguments=arguments,
+                arguments=worker_command(
+                    worker_id,
+                    self.name,
+                    self._settings.stop_timeout_seconds,
+                    f"--program={reference}",
+                    f"--program-conf-file={directory / 'conf.json'}",
+                    f"--state-file={run_directory / f'{worker_id}.state'}",
+                    options=self._settings.interpreter_options(port, worker_id, self.name),
+                ),
                 log_path=self.log_dir / f"{worker_id}.log",
                 environment=self._settings.environment,
                 user=user,
@@ -195,9 +193,8 @@ class DistributedTopology(RunningTopology):
             self._set_active(active=active)
 
     def status(self) -> TopologyStatus:
-        state = "INACTIVE" if self._assignment.inactive else "ACTIVE"
         executors = [each for worker in self._workers for each in worker.statistics()[0]]
-        return TopologyStatus(self.name, state, executors)
+        return TopologyStatus(self.name, "INACTIVE" if self._assignment.inactive else "ACTIVE", executors)
 
     def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""

@@ -95,14 +95,13 @@ class TerminationDetector:
 
     def _close_wave(self) -> None:
         reports, self._reports = self._reports, {}
-        is_idle = all(report.is_idle for report in reports.values())
         if self._previous_reports is not None:
             if self.exact:  # the second wave does not have to be at rest: equal sums are sufficient
                 received = sum(report.received for report in self._previous_reports.values())
                 self.is_finished = received == sum(report.sent for report in reports.values())
             else:  # after a restart, the sums never match, so the reports must repeat
                 self.is_finished = self._previous_reports == reports
-        self._previous_reports = reports if is_idle else None
+        self._previous_reports = reports if all(report.is_idle for report in reports.values()) else None
         self.wave += 1
         if not self.is_finished:
             self.unreported = set(range(self._n_ranks))

@@ -74,11 +74,10 @@ class Heartbeats:
                 "process_id": os.getpid(),
                 "uptime_seconds": time.monotonic() - self._started_at,
                 "not_ready": self.not_ready_reason,
-                "executors": list(map(asdict, self.last)),
+                "executors": list(map(asdict, self.last)),  # tasks are a range: see default=list
             }
             try:
-                text = json.dumps(state, default=list)  # tasks are a range
-                write_atomically(self.file, text)  # readers see a whole file
+                write_atomically(self.file, json.dumps(state, default=list))  # readers see a whole file
             except OSError as error:
                 logger.warning("heartbeat.not_written", extra={"path": str(self.file), "reason": str(error)})
 

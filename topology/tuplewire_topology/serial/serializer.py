@@ -104,8 +104,7 @@ class TupleSerializer:
             if not (task.isascii() and task.isdecimal() and len(task) <= _MAX_TASK_DIGITS):
                 raise ValueError(f"{reprlib.repr(wire_id)} does not begin with a task")
             component = self.topology.component_of(int(task))
-            stream = wire_id[len(task) + len(component.id) + 2 :]
-            source = self.topology.source(int(task), stream)
+            source = self.topology.source(int(task), wire_id[len(task) + len(component.id) + 2 :])
             if source.wire_id != wire_id:  # from another topology
                 raise ValueError(f"{reprlib.repr(wire_id)}, but task {task} is one of {component.id!r}")
             self._sources[wire_id] = source

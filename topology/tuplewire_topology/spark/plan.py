@@ -117,8 +117,7 @@ class Plan:
         tasks: dict[Peer, list[int]] = {}
         for rank, (owner, rank_tasks) in enumerate(zip(self.worker_refs, self.tasks_by_rank, strict=True)):
             ids = tasks.setdefault(Peer(owner.worker_id, owner.peer_address), [])
-            ids += [self.task_offset + task for task in rank_tasks]
-            ids.append(self.control_task(rank))
+            ids += [*(self.task_offset + task for task in rank_tasks), self.control_task(rank)]
         if (submitter := self._submitter) is not None:
             tasks.setdefault(Peer(submitter.worker_id, submitter.peer_address), []).append(SUBMITTER_TASK)
         return control_pb2.Assignment(
@@ -133,10 +132,9 @@ class Plan:
         Its own worker is first. Rank 0 adds the submitter's worker if no PySpark task uses it.
         """
         targets = [(self.worker_refs[rank].address, self.worker_refs[rank])]
-        if rank == 0 and self._submitter is not None:
-            ids = {worker_ref.worker_id for worker_ref in self.worker_refs}
-            if self._submitter.worker_id not in ids:
-                targets.append((self._submitter.peer_address, self._submitter))
+        ids = {worker_ref.worker_id for worker_ref in self.worker_refs}
+        if rank == 0 and self._submitter is not None and self._submitter.worker_id not in ids:
+            targets.append((self._submitter.peer_address, self._submitter))
         return targets
 
 
