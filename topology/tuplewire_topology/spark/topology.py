@@ -194,7 +194,8 @@ class SparkTopology:
         """Cancel the job, like Spark's UI. Tuples in flight are processed, but the output is lost.
 
         Spark leaves the PySpark tasks about 2 seconds for this (`spark.python.task.killTimeout`). A program
-        that reaches no worker cannot notify them to drain. Returns immediately; result() raises.
+        that reaches no worker cannot notify them to drain. Returns immediately; result() raises. A job that
+        Spark has not started is cancelled once it has.
         """
         threading.Thread(target=self._cancel, name="tuplewire-topology-cancel", daemon=True).start()
 
