@@ -91,7 +91,7 @@ def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.L
         hops.far.kill()
         with caplog.at_level(logging.WARNING, "tuplewire"):
             restart(hops)
-            eventually(lambda: client.possibly_lost > 0)
+            eventually(lambda: logged(caplog, "messages.possibly_lost"))
         assert client.possibly_lost == SENT
         assert client.ledger().acknowledged == 2 * SENT
         died = [(each["address"], each["messages"]) for each in logged(caplog, "messages.possibly_lost")]
