@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import socket
+from collections import deque
 from pathlib import Path
 
 _CHANCE = random.SystemRandom()  # a fixed seed would give parallel runs the same ports
@@ -13,26 +14,27 @@ _PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
 _LOWEST, _HIGHEST = 10_000 + _PROCESS * 2_800, 12_800 + _PROCESS * 2_800
 """Each process of pytest has its own ports, because another test must not take the port of a stopped worker.
 From 32,768 on, Linux assigns ports to programs that request any free port."""
+_recent: deque[int] = deque(maxlen=500)
 
 
 def free_port() -> int:
-    """Return a free port that Linux does not assign automatically."""
+    """Return a free port that Linux does not assign automatically, and that was not returned lately."""
     while True:
         port = _CHANCE.randrange(_LOWEST, _HIGHEST)
+        if port in _recent:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _recent.append(port)
+        return port
 
 
 def free_ports(count: int) -> list[int]:
     """Return `count` different free ports."""
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports.add(free_port())
-    return list(ports)
+    return [free_port() for _ in range(count)]
 
 
 def listen_peers(transport: str) -> list[str]:
