@@ -69,14 +69,14 @@ run: $(VENV)/.demo ## Compare k-means on Spark with and without a Team (needs no
 
 # --- checks -----------------------------------------------------------------------------------
 
-# Many tests wait for much of their time: one file more than there are cores.
-TEST_PROCESSES ?= 3
+# Many tests wait for much of their time: two files more than the two cores of CI.
+TEST_PROCESSES ?= 4
 
 # CI leaves out what `make test-long` runs as a part of a longer test.
 MARKS ?= not long
 
 .PHONY: test
-test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for some of them
+test: $(VENV)/.dev ## Run every test, four files at a time; ARGS='-k name' for some of them
 	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --one-spark -m '$(MARKS)' --durations=10 $(ARGS)
 
 .PHONY: test-topology
