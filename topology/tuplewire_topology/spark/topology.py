@@ -296,6 +296,7 @@ class SparkTopology:
             self._result = self._run_job()
         except BaseException as error:  # noqa: BLE001 - result() reports it
             self._error = error
+        self._job_started.set()
         try:
             with self._stack:
                 self._wait_for_members()
