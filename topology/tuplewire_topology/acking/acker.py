@@ -95,6 +95,10 @@ def factor_of(task: int) -> int:
     return mixed ^ mixed >> 31 | 1
 
 
+_MAX_ROOTS = 4096
+"""The maximum number of roots in a tuple of a report, because a tuple must not be too large for a message."""
+
+
 def pack_uint64(numbers: Iterable[int]) -> bytes:
     """Return numbers of 64 bits as a column of bytes."""
     column = list(numbers)
@@ -329,13 +333,16 @@ class AckerClient:
                 failures[acker][ID_STRUCT.unpack(pair)[0]] = None
         reports = []
         for acker in dict.fromkeys((*failures, *edges)):
-            tuples = []
-            if acker in failures:
-                tuples.append(Tuple([pack_uint64(failures[acker])], self._fail_source))
-            if xors := edges.get(acker):
-                tuples.append(Tuple([pack_uint64(xors), pack_uint64(xors.values())], self._edges_source))
+            tuples = [Tuple([block], self._fail_source) for block in _blocks(failures[acker])]
+            blocks = zip(_blocks(edges[acker]), _blocks(edges[acker].values()), strict=True)
+            tuples += [Tuple([*each], self._edges_source) for each in blocks]
             reports.append(AddressedTuples(acker, tuples))
         return reports
+
+
+def _blocks(numbers: Iterable[int]) -> list[bytes]:
+    column = list(numbers)
+    return [pack_uint64(column[at : at + _MAX_ROOTS]) for at in range(0, len(column), _MAX_ROOTS)]
 
 
 TupleTracker = LocalTracker | AckerClient
