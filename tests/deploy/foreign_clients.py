@@ -20,7 +20,7 @@ from helpers.topology import TOPOLOGY
 FOREIGN = ROOT / "tests" / "deploy" / "foreign"
 NODE_MODULES = ROOT / "build" / "npm" / "node_modules"
 GRPCLIB_VENV = ROOT / "build" / "grpclib-venv"
-_END_SECONDS = 60.0
+_END_SECONDS = 240.0
 _BUILD_SECONDS = 300.0
 
 

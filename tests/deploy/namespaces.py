@@ -16,7 +16,7 @@ from helpers.restartable import Host
 from helpers.tools import missing, ran, require_tool
 
 _CLONE_NEWNET = 0x40000000
-_SECONDS = 30.0
+_SECONDS = 240.0
 _TABLE = "faults"
 _PREFIX = "tuplewire"
 _libc = ctypes.CDLL(None, use_errno=True)

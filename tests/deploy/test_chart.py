@@ -314,7 +314,7 @@ def test_the_spark_application_is_current() -> None:
     deploy = ROOT / "deploy"
     rendered = (deploy / "manifests.yaml").read_text(encoding="utf-8")
     script = deploy / "make_spark_application.py"
-    made = ran(sys.executable, script, input=rendered, check=True, seconds=120).stdout
+    made = ran(sys.executable, script, input=rendered, check=True).stdout
     assert (deploy / "spark-application.yaml").read_text(encoding="utf-8") == made, "run make manifests"
 
 

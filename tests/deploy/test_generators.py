@@ -49,7 +49,7 @@ def test_plug_ins_get_the_same_from_both(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "protoc.binpb", tmp_path / "buf.binpb"
     generate(tmp_path, "--include_imports", f"--descriptor_set_out={ours}")
     buf = [require_tool("buf", "make install"), "build", "--as-file-descriptor-set", "--exclude-source-info"]
-    subprocess.run([*buf, "--output", theirs], cwd=ROOT / "proto", check=True, timeout=60)
+    subprocess.run([*buf, "--output", theirs], cwd=ROOT / "proto", check=True, timeout=240)
     for path in (ours, theirs):
         found = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
         sets.append({each.name: each for each in found.file})
@@ -70,7 +70,7 @@ def test_javascript_reads_and_writes_the_contract(tmp_path: Path) -> None:
         [require_tool("node", "the Debian package nodejs"), "program.js"],
         cwd=tmp_path,
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     hello = messaging_pb2.Hello.FromString(done.stdout)

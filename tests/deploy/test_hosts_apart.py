@@ -18,8 +18,6 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import control_pb2
 
-pytestmark = pytest.mark.timeout(300)
-
 NEAR, FAR, OTHER = WORKERS
 WAYS = tuple(permutations(WORKERS, 2))
 RATE = 500.0

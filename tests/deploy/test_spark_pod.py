@@ -19,7 +19,7 @@ import pyspark
 import pytest
 import yaml
 from helpers import eventually
-from helpers.drivers import as_program
+from helpers.drivers import DRIVER_SECONDS, as_program
 from helpers.manifests import (
     VERSIONS,
     Manifest,
@@ -46,16 +46,15 @@ from tuplewire.identity.files import write_atomically
 from tuplewire.spark import kubernetes, membership
 from tuplewire_demos.local_session import create_java_home, find_java, local_session
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 SUBMITTED = "mtls"
 """The profile of the submitted program, with certificates."""
 DRIVER = "spark-kubernetes-driver"
 IMAGE = "apache/spark:4.3.0"
-POD_SECONDS = 200.0
 MESSAGES = 100
-_SECONDS = 120.0
+_SECONDS = 240.0
 
 
 _KINDS = {"pods": "Pod", "configmaps": "ConfigMap"}
@@ -157,10 +156,10 @@ def pod(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
             command, stdin=subprocess.PIPE, env={**environment, "KUBECONFIG": os.devnull}
         )
         try:
-            eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, POD_SECONDS, "a pod")
+            eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, DRIVER_SECONDS, "a pod")
             assert driver.poll() is None, "the driver has ended; its error is above"
         finally:
-            driver.communicate(timeout=60)
+            driver.communicate(timeout=_SECONDS)
         return api.of_kind("Pod")[0]
 
 
@@ -218,7 +217,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesAp
             "KUBECONFIG": os.devnull,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        done = ran(SUBMIT, *flags, "local:///opt/program.py", env=environment, seconds=250)
+        done = ran(SUBMIT, *flags, "local:///opt/program.py", env=environment, seconds=DRIVER_SECONDS)
         assert done.returncode == 0, done.stderr
         yield api
 

@@ -74,7 +74,6 @@ def test_locks_fit_the_project() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_locks_hold_on_both_machines(machine: str, tmp_path: Path) -> None:
     """Every locked package exists as a wheel for amd64 and arm64, with a hash from the lock."""
@@ -83,7 +82,7 @@ def test_the_locks_hold_on_both_machines(machine: str, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
     how = ["--only-binary=:all:", "--python-version=3.11", "--require-hashes", f"--dest={tmp_path}"]
     locks = [word for name in LOCKS for word in ("--requirement", str(DEPLOY / name))]
-    done = ran(*pip, *how, *platforms, *locks, seconds=280)
+    done = ran(*pip, *how, *platforms, *locks, seconds=240)
     assert done.returncode == 0, done.stderr
     assert [path for path in tmp_path.iterdir() if path.name.startswith("grpcio-") and machine in path.name]
 
@@ -226,7 +225,7 @@ def test_a_base_with_a_python_of_its_own(tmp_path: Path) -> None:
     if find_spec("cyclonedx") is None:
         missing("cyclonedx-python-lib is missing; make deploy-check installs it")
     command = [sys.executable, f"{DEPLOY}/image_facts.py", f"{tmp_path}/root", *flags]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=240)
     (python,) = json.loads((tmp_path / "bom.cdx.json").read_text())["components"]
     assert (python["name"], python["version"]) == ("python", "3.11.14")
     assert "| python | 3.11.14 | PSF-2.0 |" in (tmp_path / "licences.md").read_text()

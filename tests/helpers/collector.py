@@ -21,8 +21,8 @@ from helpers.served import JsonHandler, served
 from helpers.tools import ROOT, missing, ran
 
 BINARY = ROOT / "build" / "bin" / "collector"
-_WAIT_SECONDS = 30.0
-_RUN_SECONDS = 100.0
+_WAIT_SECONDS = 120.0
+_RUN_SECONDS = 240.0
 
 SEND = """
 import sys, tuplewire

@@ -19,7 +19,7 @@ from helpers.tools import ran
 from helpers.worker_process import environment_without_ours
 
 SPARK = "spark-kubernetes-executor"
-_SECONDS = 60.0
+_SECONDS = 240.0
 _OWN_PORTS = ("--listen=[::]:0", "--listen-admin=127.0.0.1:0")
 
 

@@ -18,7 +18,7 @@ from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.command.status_report import ledger_of
 
-_READY_SECONDS = 30.0
+_READY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
