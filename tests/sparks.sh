@@ -39,7 +39,7 @@ for line in ${ONLY:-3.5 4.0 4.1 4.2 4.3}; do
     [[ -z $release ]] || folder=$(folder_of "$python" "$release") || { failed+=("$line: no $release"); continue; }
     [[ ${1:-} == install ]] && continue
     used+=("$version")
-    timeout "${SECONDS_EACH:-300}" env PYTHONPATH="$folder" "$python" tests/spark/release_smoke.py "$line" &&
+    timeout "${SECONDS_EACH:-1200}" env PYTHONPATH="$folder" "$python" tests/spark/release_smoke.py "$line" &&
         passed+=("$line") || failed+=("$line")
 done
 

@@ -77,7 +77,7 @@ class RowCounter:
             over = False
             while not over:
                 over = self._threads.stop.is_set()
-                with suppress(TimeoutError):
+                with suppress(TimeoutError, UnreachableError):
                     while True:
                         self._add(next(batches).groups)
             batches.acknowledge()

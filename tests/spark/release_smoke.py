@@ -36,7 +36,7 @@ from tuplewire_topology.spark import Rows, TopologyResult, run_topology
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark.md"
 TASKS = {0: [1, 2], 1: [3, 4]}
 COUNT = 1000
-SECONDS = 60.0
+SECONDS = 240.0
 CORES = 4
 CONF = {
     "spark.master": f"local[{CORES},2]",  # a task may fail once
