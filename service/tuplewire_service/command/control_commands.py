@@ -222,7 +222,11 @@ def _drain(arguments: argparse.Namespace) -> int:
         lines = (f"{line}; {end}" for line in undelivered_lines(client))
         if arguments.wait:
             with wait_notice(f"{client.address} to drain", limit, lines):
-                lost = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
+                try:
+                    lost = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
+                except KeyboardInterrupt:
+                    write_lines(sys.stderr, f"{client.address} continues to drain")
+                    raise
             write_lines(sys.stdout, f"{client.address} has drained, and dropped {counted(lost, 'message')}")
             return EXIT_FAILED if lost else EXIT_OK
         without_consumer = list(lines)  # before the drain

@@ -179,7 +179,8 @@ def _send(arguments: argparse.Namespace) -> int:
             ledger = client.ledger()
             # The error lists messages to unknown tasks. They would be refused again.
             missing = ledger.accepted - ledger.acknowledged - ledger.dropped.get("unknown_task", 0)
-            note = f"; {missing} must be sent again: the last of each task" if missing else ""
+            which = ": the last of each task" if ledger.acknowledged else ""
+            note = f"; {missing} must be sent again{which}" if missing else ""
             print(f"{ledger.acknowledged} of {ledger.accepted} messages acknowledged{note}", file=sys.stderr)
     return EXIT_OK
 
@@ -195,6 +196,8 @@ def _recv(arguments: argparse.Namespace) -> int:
         return taken / arguments.count if arguments.count else None
 
     to_stdout = arguments.file == "-"  # standard output stays open afterwards
+    if not to_stdout and not arguments.file.strip("0123456789,-"):
+        raise ConfigError(f"for several tasks, write 1,2,10-19; for a file, write ./{arguments.file}")
     with nullcontext(sys.stdout.buffer) if to_stdout else Path(arguments.file).open("wb") as out:
         terminal = sys.stdout.encoding if out.isatty() else None
         write = make_message_writer(out, arguments.format, terminal_encoding=terminal)

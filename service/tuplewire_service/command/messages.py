@@ -98,8 +98,10 @@ def _prefixed(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _from_json(line: bytes, number: int, task: int | None) -> tuple[int | None, bytes, MessageMetadata]:
+    unknown: list[str] = []
     try:
         fields = json.loads(line)
+        unknown += fields.keys() - {*_KEYS, "source", *TAPPED_FIELDS}
         if "task" in fields:
             task = check_task(fields["task"])
         payload = _bytes_of(fields) if "base64" in fields else _bytes_of(fields["message"])
@@ -109,12 +111,13 @@ def _from_json(line: bytes, number: int, task: int | None) -> tuple[int | None, 
         if fields.get("headers"):
             metadata["headers"] = list(map(_header_of, fields["headers"]))
     except (ValueError, TypeError, KeyError, AttributeError, InvalidTaskError) as error:
-        raise ConfigError(
-            f'message {number} is not of the form {{"task": 42, "message": "text", "key": "k", "headers": '
-            f'[["name", "value"]]}}; for bytes, write "base64" instead of "message", and as a key or a value '
-            f'{{"base64": ...}}: {line[:80]!r}'
-        ) from error
-    for name in fields.keys() - {*_KEYS, "source", *TAPPED_FIELDS}:
+        if not unknown:
+            raise ConfigError(
+                f'message {number} is not of the form {{"task": 42, "message": "text", "key": "k", '
+                f'"headers": [["name", "value"]]}}; for bytes, write "base64" instead of "message", and '
+                f'as a key or a value {{"base64": ...}}: {line[:80]!r}'
+            ) from error
+    for name in unknown:
         raise unknown_error(f"key {name!r} in message {number}", name, _KEYS)
     if (size := fields.get("payload_bytes", len(payload))) != len(payload):
         raise ConfigError(f"message {number} has only {len(payload)} of {size} bytes: use tap --bytes={size}")

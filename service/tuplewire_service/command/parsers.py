@@ -129,7 +129,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             name = str(action.metavar or action.dest).lower()
-            self.error(str(unknown_error(f"{name} {value!r}", value, action.choices)))
+            hint = ". Write -- before a message that starts with -" if action is self.help_flag else ""
+            self.error(f"{unknown_error(f'{name} {value!r}', value, action.choices)}{hint}")
 
     def error(self, message: str) -> NoReturn:
         message += "" if message.endswith("?") else ";"

@@ -111,12 +111,13 @@ def test_what_is_no_message_is_refused(line: str) -> None:
     with pytest.raises(ConfigError, match=r"message 1 is not of the form .*headers"):
         list(read_messages([line.encode()], MessageFormat.JSON, None))
     with pytest.raises(ConfigError, match="unknown key 'headrs' in message 1; did you mean headers"):
-        list(read_messages([b'{"message": "m", "headrs": [["a", "b"]]}'], MessageFormat.JSON, 5))
+        list(read_messages([b'{"headrs": [["a", "b"]]}'], MessageFormat.JSON, 5))
 
 
 def test_a_file_or_standard_output(worker: LocalWorkerProcess, tmp_path: Path) -> None:
     """Messages are written to the given file; `-` is standard output, as without an argument."""
     command(worker, "send", "10", "a", "b")
+    assert b"for several tasks, write 1,2" in command(worker, "recv", "10", "11", "--count", "1").stderr
     assert command(worker, "recv", "10", "-", "--count", "1").stdout == b"a\n"
     assert command(worker, "recv", "10", str(tmp_path / "b"), "--count", "1").stdout == b""
     assert (tmp_path / "b").read_bytes() == b"b\n"
