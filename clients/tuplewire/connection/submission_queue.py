@@ -117,8 +117,7 @@ class SubmissionQueue:
     @property
     def submitted_messages(self) -> int:
         """The number of messages in the queue, counted without the lock."""
-        entries = list(self.entries)
-        return sum(sum(map(len, each)) if isinstance(each, list) else 1 for each in entries)
+        return sum(sum(map(len, each)) if isinstance(each, list) else 1 for each in list(self.entries))
 
 
 def batches_of(entries: Sequence[Single | Batch]) -> list[Batch]:

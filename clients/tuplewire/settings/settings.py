@@ -328,8 +328,7 @@ def nested_of(settings: type[Settings]) -> Mapping[str, type[Settings]]:
 
 def keys_of(settings: type[Settings]) -> Mapping[str, Setting]:
     """Return the settings of a class by each of their keys."""
-    declared = settings_of(settings).values()
-    return {key: each for each in declared for key in (each.key, each.storm) if key}
+    return {key: each for each in settings_of(settings).values() for key in (each.key, each.storm) if key}
 
 
 def read_keys(

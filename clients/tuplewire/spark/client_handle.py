@@ -108,8 +108,7 @@ class BlockClient(NotPicklable, AnswerMethods):
     ) -> None: ...
     def send(self, *arguments: Any, **keywords: Any) -> None:
         """See Client.send. Raises ClosedError after the block."""
-        client = self._client or self._get_open_client()
-        client.send(*arguments, **keywords)
+        (self._client or self._get_open_client()).send(*arguments, **keywords)
         self._unflushed = True
 
     @overload

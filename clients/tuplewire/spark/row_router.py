@@ -203,8 +203,7 @@ class RowRouter:
             return batch.column("task")
         if self._options.grouping is GroupingName.FIELDS:
             keys = batch.column("key").dictionary_encode(null_encoding="encode")
-            chosen = self._grouping.choose(keys.dictionary.to_pylist())
-            return pa.array(chosen, pa.int32()).take(keys.indices)
+            return pa.array(self._grouping.choose(keys.dictionary.to_pylist()), pa.int32()).take(keys.indices)
         return pa.array(self._grouping.choose(range(batch.num_rows)), pa.int32())
 
 

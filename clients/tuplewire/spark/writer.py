@@ -145,8 +145,7 @@ class _WriterBase(VersionChecked):
                     checked = buffered_until_checked(checked)
                 groups = (group for rows in split_batches(checked) for group in router.to_groups(rows))
                 for piece in (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES)):
-                    batch = TaskMessageBatch.from_groups([piece])
-                    workers.retry_until_space(partial(client.send, batch))
+                    workers.retry_until_space(partial(client.send, TaskMessageBatch.from_groups([piece])))
                 workers.retry_until_space(client.flush)
             except BaseException:
                 client.close(timeout=0)  # drop unsent messages: the next attempt sends all again

@@ -105,5 +105,4 @@ def _compact_column(column: pa.Array) -> pa.Array:
         return column
     used = used.take(pc.array_sort_indices(used))  # keeps the order of an ordered dictionary
     indices = pc.index_in(column.indices, used).cast(column.type.index_type)
-    values = column.dictionary.take(used)
-    return pa.DictionaryArray.from_arrays(indices, values, ordered=column.type.ordered)
+    return pa.DictionaryArray.from_arrays(indices, column.dictionary.take(used), ordered=column.type.ordered)

@@ -78,8 +78,7 @@ class LogOutput(logging.Handler, Collector):
         logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = logging.getLevelName(min(record.levelno, logging.ERROR))
-        self._counts[level.lower()] += 1
+        self._counts[logging.getLevelName(min(record.levelno, logging.ERROR)).lower()] += 1
         # If the arguments of a record do not fit its text, the other handler reports it.
         with contextlib.suppress(Exception):
             self.recent_lines.append(self.format(record)[:_MAX_LINE_LENGTH])

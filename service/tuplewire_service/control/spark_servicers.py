@@ -131,8 +131,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         self._check(request, context, wanted)
         if request.wait_millis:
             seen = {task: each.seen_sequence for task, each in wanted.items()}
-            seconds = min(request.wait_millis / 1000, _MAX_WAIT_SECONDS)
-            await router.queues.wait_for_change(seen, seconds)
+            await router.queues.wait_for_change(seen, min(request.wait_millis / 1000, _MAX_WAIT_SECONDS))
         # Read all at one moment; do the rest in a thread, as a queue may have a million groups.
         held = [each for each in map(router.queues.snapshot, wanted) if each is not None]
         response = pb.PollResponse(
@@ -176,8 +175,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             yield encode_deliveries(number, found, ack_requested=False)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Call) -> pb.AcknowledgeResponse:
-        tasks = unique([each.task for each in request.tasks], "tasks")
-        self._check(request, context, tasks)
+        self._check(request, context, unique([each.task for each in request.tasks], "tasks"))
         if request.worker_incarnation == self.worker.incarnation:
             for each in request.tasks:
                 while self.worker.router.queues.acknowledge(each.task, each.sequence):  # noqa: ASYNC110

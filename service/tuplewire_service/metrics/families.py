@@ -131,8 +131,7 @@ def _family(declared: pb.MetricFamily, samples: Mapping[tuple[str, ...], pb.Metr
     for labels, sample in sorted(samples.items()):
         if isinstance(family, HistogramMetricFamily):
             bounds = [*map(floatToGoString, sample.bounds), "+Inf"]
-            buckets = list(zip(bounds, accumulate(sample.counts), strict=True))
-            family.add_metric(labels, buckets, sample.value)
+            family.add_metric(labels, list(zip(bounds, accumulate(sample.counts), strict=True)), sample.value)
         elif isinstance(family, SummaryMetricFamily):
             family.add_metric(labels, sample.counts[0], sample.value)
         else:

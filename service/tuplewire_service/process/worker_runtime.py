@@ -164,8 +164,7 @@ class WorkerRuntime:
 
     def shutdown_step(self) -> str:
         """Return the reason for a slow shutdown: the step that it waits for, or a stuck event loop."""
-        worker = self.worker
-        return self._probe(lambda: f"the event loop responds; the shutdown waits for {worker.waits_for}")
+        return self._probe(lambda: f"the event loop responds; the shutdown waits for {self.worker.waits_for}")
 
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """End the taps and the streams of health watchers, then drain the worker; see Worker.drain()."""

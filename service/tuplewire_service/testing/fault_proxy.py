@@ -149,8 +149,7 @@ class FaultProxy:
 
     async def _listen(self) -> None:
         if self.address.startswith(_UNIX):
-            path = self.address.removeprefix(_UNIX)
-            self._server = await asyncio.start_unix_server(self._accept, path)
+            self._server = await asyncio.start_unix_server(self._accept, self.address.removeprefix(_UNIX))
         else:
             host, _, port = self.address.rpartition(":")
             self._server = await asyncio.start_server(self._accept, host, int(port))

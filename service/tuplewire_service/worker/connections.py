@@ -164,8 +164,7 @@ class Connections:
         """Return the last reported loads of a worker's tasks, 0 by default; empty without a session."""
         if not self.is_connected(peer):
             return {}
-        loads = self.by_peer[peer].loads.get(tasks, time.monotonic())
-        return {**dict.fromkeys(tasks, 0.0), **loads}
+        return {**dict.fromkeys(tasks, 0.0), **self.by_peer[peer].loads.get(tasks, time.monotonic())}
 
     async def close(self, timeout: float) -> None:
         """Close everything. Wait for acknowledgements for at most `timeout` seconds, then drop the rest.

@@ -226,8 +226,7 @@ class Sinks:
                 # Groups of tasks without an owner wait again.
                 routable = [self._router.can_route(staged.task) for staged, _ in taken]
                 self.publications.put_back([each for each, ok in zip(taken, routable, strict=True) if not ok])
-                batch = ReceivedBatch.for_callback(compress(groups, routable), self.publications)
-                self._router.recv(batch)
+                self._router.recv(ReceivedBatch.for_callback(compress(groups, routable), self.publications))
                 for staged, _ in compress(taken, routable):
                     self.staging.free_group(staged)
         finally:

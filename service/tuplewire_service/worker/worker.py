@@ -365,8 +365,7 @@ class Worker:
         """Return the `max_tasks` most relevant tasks; see ReceiveQueues.most_relevant()."""
         blocking = self.timekeeper.recent_blocking_seconds
         local = [int(task) for task, where in blocking if where == LOCAL and task.isdecimal()]
-        urgent = self.congested_tasks.union(local)
-        return await self.router.queues.most_relevant(urgent, max_tasks)
+        return await self.router.queues.most_relevant(self.congested_tasks.union(local), max_tasks)
 
     def status(self, tasks: Iterable[int] | None = None) -> pb.GetStatusResponse:
         """Return a consistent status of these tasks, without sessions and consumers; None: of all tasks."""
