@@ -321,6 +321,9 @@ def test_a_wait_ends_with_the_job(submit: Submit, tmp_path: Path) -> None:
     with pytest.raises(ClosedError, match="'still' was cancelled"):
         running.result(STILL_SECONDS / 2)
     assert not (tmp_path / "went on").exists()
+    early = submit(doubling(Numbers(None), Double()), name="early")
+    early.cancel()
+    assert early.wait(SECONDS), "a job that Spark has not started is cancelled once it has"
 
 
 def test_too_few_slots(spark: SparkSession) -> None:
