@@ -25,7 +25,7 @@ the declarations in the code; do not edit it.
 
 Each entry gives the allowed values, the default if there is one, and the effect. Sizes are in bytes
 and times in seconds, unless the key specifies another unit. If a setting also has a key of Storm's,
-you can use either key.
+you can use either key. Some keys of Storm's are in several sections: each section has its default.
 
 An invalid value is an error. The error names the setting, the value and the allowed values. An
 unknown key with one of Tuplewire's prefixes is also an error, which names the nearest known keys.
@@ -55,8 +55,8 @@ settings. [Trace messages](../how-to/trace.md) explains their use.
 _TOPOLOGY = """## A topology: `topology.*`
 
 Set these when you submit the topology, or in the configuration of a component. The same
-configuration contains the settings of a session and of a transport. All other keys are your own:
-spouts and bolts can read them.
+configuration contains the settings of a session and of a transport. All keys with other
+prefixes are your own: spouts and bolts can read them.
 """
 
 _LAUNCH = """## The processes of a topology: `cluster_of`, `DistributedCluster`
