@@ -63,16 +63,14 @@ class PodHere:
     def probe(self, name: str) -> int:
         """Return the HTTP status of a probe of the worker."""
         path = container(self.pod)[name]["httpGet"]["path"]
-        url = str(self._written("metrics_url")).replace("/metrics", path)
-        return get(url)[0]
+        return get(str(self._written("metrics_url")).replace("/metrics", path))[0]
 
     def run(self, program: str, *without: str) -> subprocess.CompletedProcess[str]:
         """Run a Python program as the executor would, without some of the variables."""
         environment = self._environment(container(self.pod, SPARK))
         for name in without:
             environment.pop(name, None)
-        command = [sys.executable, "-c", program]
-        return ran(*command, env=environment, seconds=_SECONDS)
+        return ran(sys.executable, "-c", program, env=environment, seconds=_SECONDS)
 
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the command `tuplewire` in the worker's container, as `kubectl exec` does."""

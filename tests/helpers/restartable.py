@@ -122,8 +122,7 @@ class RestartableWorker:
 
     def end(self) -> tuple[int, LedgerSnapshot]:
         """Stop the worker by SIGTERM; return the exit code (-9: it had to be killed) and the ledger."""
-        code = self.stop()
-        return code, drained_ledger(self._workers.log_path(0))
+        return self.stop(), drained_ledger(self._workers.log_path(0))
 
     def stop(self) -> int:
         """Stop the worker by SIGTERM; return the exit code (-9: it had to be killed)."""

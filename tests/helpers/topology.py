@@ -188,8 +188,7 @@ def drained_ledger(log: Path) -> LedgerSnapshot:
 
 def has_ended(endpoint: Endpoint) -> bool:
     """Return True if a worker's process has exited. Its parent must not have read the exit code yet."""
-    state = Path(f"/proc/{endpoint.process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    return state == "Z"
+    return Path(f"/proc/{endpoint.process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def queued(endpoint: Endpoint, task: int) -> int:

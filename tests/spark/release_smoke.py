@@ -247,8 +247,7 @@ class Smoke:
                     self.wait(0, {1, 2}, 0, query)
             finally:
                 query.stop()
-        got = self.consume()
-        assert sorted(int(payload) for _, payload in got) == list(range(2 * COUNT))
+        assert sorted(int(payload) for _, payload in self.consume()) == list(range(2 * COUNT))
         return f"{2 * COUNT} messages in 2 runs, through a query"
 
     def limits(self) -> str:

@@ -89,8 +89,7 @@ def test_apply_in_pandas(spark: SparkSession, address: str, handle: ClientHandle
         return group.head(1)
 
     frame = numbers_frame(spark, 50)
-    groups = frame.groupBy((frame.id % 5).alias("remainder"))
-    assert groups.applyInPandas(send, "id bigint").count() == 5
+    assert frame.groupBy((frame.id % 5).alias("remainder")).applyInPandas(send, "id bigint").count() == 5
     assert taken(address, 50) == list(range(50))
 
 

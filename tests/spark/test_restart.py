@@ -59,8 +59,7 @@ def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_pat
     def has_published() -> bool:
         done = len(committed(tmp_path))
         tasks = [task for each in running.endpoints for task in status(each).tasks]
-        arrived = sum(each.queued_messages for each in tasks if each.task > 4)
-        return done >= 2 and arrived > 100 * done
+        return done >= 2 and sum(each.queued_messages for each in tasks if each.task > 4) > 100 * done
 
     with launch("spark", TASKS) as running:
         address = running.endpoints[0].address
@@ -70,8 +69,7 @@ def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_pat
         with driver(address, tmp_path):
             eventually(has_published, DRIVER_SECONDS, "a micro-batch is published and not committed")
         assert len(committed(tmp_path)) < COUNT // 100, "the driver had nothing left to do"
-        query = start(spark, address, tmp_path, availableNow=True)
-        assert query.awaitTermination(DRIVER_SECONDS)
+        assert start(spark, address, tmp_path, availableNow=True).awaitTermination(DRIVER_SECONDS)
         for worker, tasks in zip(running.endpoints, TASKS.values(), strict=True):
             for task in tasks[2:]:
                 client = Client(worker.address, topology="spark")

@@ -100,8 +100,7 @@ def test_a_worker_dies_under_a_query(spark: SparkSession, worker: RestartableWor
         assert client.ledger().pending == 0
         assert query.isActive
         query.stop()
-    first_times = list(dict.fromkeys(seen.numbers))
-    assert first_times == list(range(400))
+    assert list(dict.fromkeys(seen.numbers)) == list(range(400))
     twice = [number for number in range(400) if seen.numbers.count(number) > 1]
     assert set(twice) <= set(range(100, 300)), "what was committed came again"
 

@@ -211,8 +211,7 @@ def test_while_it_reads_what_to_send(worker: Running) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130
         assert process.stderr is not None
-        said = process.stderr.read()
-        assert said == "1 of 1 messages acknowledged\ntuplewire send: interrupted\n"
+        assert process.stderr.read() == "1 of 1 messages acknowledged\ntuplewire send: interrupted\n"
 
 
 def test_while_it_waits_for_acknowledgements(tmp_path: Path) -> None:

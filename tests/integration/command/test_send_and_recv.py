@@ -130,8 +130,7 @@ def test_any_bytes_with_a_prefix(worker: LocalWorkerProcess) -> None:
     """With the format `prefixed`, a pipe from recv to send forwards any bytes."""
     stream = b"\0\0\0\2\n\0" + b"\0\0\0\0" + b"\0\0\0\1\xff"
     assert command(worker, "send", "6", "-", "--format", "prefixed", given=stream).returncode == 0
-    took = command(worker, "recv", "6", "--format", "prefixed", "--count", "3")
-    assert took.stdout == stream
+    assert command(worker, "recv", "6", "--format", "prefixed", "--count", "3").stdout == stream
     cut = command(worker, "send", "6", "--format", "prefixed", given=b"\0\0\0\5abc")
     assert cut.returncode == 64
     assert b"the input ends within a message" in cut.stderr

@@ -249,8 +249,7 @@ print(json.dumps({"code": code}))
 )
 def test_fork(pair: Pair, script: str, expected: dict[str, object]) -> None:
     """Parent and child work after a fork during a close or a connect, after a refusal, or with a server."""
-    found = _run_script(script, 0, address=pair.near.address, task=pair.near_task())
-    assert found == expected
+    assert _run_script(script, 0, address=pair.near.address, task=pair.near_task()) == expected
 
 
 def test_threads_waiting_for_room_all_get_it(pair: Pair) -> None:

@@ -112,8 +112,7 @@ def test_the_level_changes_for_a_time(worker: Running) -> None:
         with closing(control.tap([2])) as tapped:
             next(tapped)
         eventually(lambda: "tap.started" in worker.log, SECONDS)
-        recent = control.debug()["log.txt"].decode()
-        assert "tap.started" in recent
+        assert "tap.started" in control.debug()["log.txt"].decode()
         control.set_logging("info", seconds=0.5)  # replaces the ten minutes
 
         def silent() -> bool:

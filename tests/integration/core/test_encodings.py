@@ -86,8 +86,7 @@ def test_ones_own_words() -> None:
 
 def test_messages_are_bytes(address: str) -> None:
     """Messages in a pipe are unchanged, and JSON contains their text unchanged."""
-    took = ran("ascii", "recv", "0", "--count=1", f"--address={address}")
-    assert took.stdout == NAME.encode() + b"\n"
+    assert ran("ascii", "recv", "0", "--count=1", f"--address={address}").stdout == NAME.encode() + b"\n"
     line = printed("ascii", "recv", "1", "--count=1", "--format=json", f"--address={address}")
     assert json.loads(line) == {"task": 1, "message": NAME}
     assert ran("C", "send", "5", "ë", f"--address={address}").returncode == 0

@@ -153,8 +153,7 @@ def test_connections_to_an_address_are_bounded(tmp_path: Path) -> None:
         endpoint = workers.endpoints[0]
         with contextlib.ExitStack() as stack:
             connections = [stack.enter_context(connected(endpoint.address)) for _ in range(60)]
-            late = [each for each in connections[20:] if _ends(each)]
-            assert len(late) == 40
+            assert len([each for each in connections[20:] if _ends(each)]) == 40
             assert all(each.recv(9) for each in connections[:5])  # the server's settings
             _serves(endpoint.unix_address)
         eventually(lambda: _takes(endpoint.address), _SECONDS)

@@ -402,6 +402,5 @@ def test_two_at_once_do_no_harm(tmp_path: Path, workers: list[Endpoint]) -> None
             for number in range(600):
                 client.send(1 + number % 6, b"%d" % number)
             client.flush(SETTLES)
-        held = sum(task.queued_messages for each in workers for task in status(each).tasks)
-        assert held == 600
+        assert sum(task.queued_messages for each in workers for task in status(each).tasks) == 600
         assert [task_count(each) for each in workers] == [2, 2, 2]

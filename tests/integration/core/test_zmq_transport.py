@@ -182,8 +182,7 @@ def test_a_socket_file_that_was_left_is_no_hindrance(tmp_path: Path, monkeypatch
             os.kill(program.process_id, signal.SIGKILL)
             program.await_end()
             assert (place / f"{port}.ipc").is_socket()
-            bound_server = context.bind(TOPOLOGY, port, recorder)
-            assert bound_server.addresses == [f"ipc://{place}/{port}.ipc"]
+            assert context.bind(TOPOLOGY, port, recorder).addresses == [f"ipc://{place}/{port}.ipc"]
             works(context, port, recorder)
         assert not list(place.iterdir())
 

@@ -19,8 +19,7 @@ def test_every_page_with_programs_is_pasted() -> None:
     folders = ("*.md", "*/*.md", "docs/*/*.md", "docs/*/*/*.md")
     files = (path for pattern in folders for path in ROOT.glob(pattern) if not path.is_symlink())
     pages = {str(path.relative_to(ROOT)) for path in files}
-    with_programs = {page for page in pages if blocks(page)}
-    assert with_programs == {*PAGES, *ELSEWHERE}
+    assert {page for page in pages if blocks(page)} == {*PAGES, *ELSEWHERE}
     assert all((ROOT / test).exists() for test in ELSEWHERE.values())
 
 

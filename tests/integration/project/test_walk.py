@@ -61,5 +61,4 @@ def test_every_function_of_the_walk_is_called() -> None:
     walk = re.findall(r"^\| (\d+) \| `([\w.]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert [int(number) for number, _ in walk] == list(range(1, len(walk) + 1))
     assert 10 < len(walk) <= MOST_STEPS
-    called = json.loads(output_of(_ONE_MESSAGE).splitlines()[-1])
-    assert {name for _, name in walk} <= set(called)
+    assert {name for _, name in walk} <= set(json.loads(output_of(_ONE_MESSAGE).splitlines()[-1]))

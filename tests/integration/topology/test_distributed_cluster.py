@@ -339,8 +339,7 @@ with DistributedCluster() as cluster:
 )
 def test_a_notebooks_components(missing: list[str], printed: str) -> None:
     """Components of a program without a file run in other processes, or an error recommends cloudpickle."""
-    ended = ran(sys.executable, "-", *missing, input=NOTEBOOK, check=True)
-    assert printed in ended.stdout
+    assert printed in ran(sys.executable, "-", *missing, input=NOTEBOOK, check=True).stdout
 
 
 def test_a_stuck_executor_of_another_process_is_named(tmp_path: Path) -> None:

@@ -128,8 +128,7 @@ def test_times_of_acceptance_travel(sequence: int, groups: list[list[TaskGroup]]
     """Each run keeps its time of acceptance; a run without a time gets the first run's time."""
     times = times[: len(groups)]
     frame = frame_in(pb.SendRequest, encode_frame(sequence, groups, accepted_micros=times))
-    read = [group.accepted_micros for group in groups_of(frame)]
-    assert read == [time or times[0] for time in times]
+    assert [group.accepted_micros for group in groups_of(frame)] == [time or times[0] for time in times]
 
 
 @EXAMPLES

@@ -133,8 +133,7 @@ def test_only_the_run_talks_to_its_workers(
     executed = running.progress().executed
     eventually(lambda: running.progress().executed > executed, SECONDS, "the run goes on")
     running.stop()
-    result = running.result(SECONDS)
-    assert result.frame.count() == int((tmp_path / "emitted").read_text()) > 1000
+    assert running.result(SECONDS).frame.count() == int((tmp_path / "emitted").read_text()) > 1000
     eventually(lambda: not started("guarded"), SECONDS, "its workers have ended")
     assert not [flags for flags in workers.values() if Path(flags["--token-file"]).exists()]
 

@@ -236,8 +236,7 @@ def test_failing_bolt(spark: SparkSession, submit: Submit, tmp_path: Path) -> No
         ProcessFailedError, match=r"'t' has failed: task \d of 'double': LookupError: no such n"
     ) as caught:
         running.result(SECONDS)
-    notes = "".join(caught.value.__notes__)
-    assert 'in execute\n    raise LookupError("no such number")\n' in notes
+    assert 'in execute\n    raise LookupError("no such number")\n' in "".join(caught.value.__notes__)
     assert (tmp_path / "begun").read_text() == "xx", "an error of the user's was tried again"
     tracker = spark.sparkContext.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(running.job_group)]

@@ -86,8 +86,7 @@ def measure_looked(links: Links, _: Sequence[str], seconds: float) -> list[Line]
 
 
 def _side(link: Link, seconds: float) -> Side:
-    trial = link.trial(Cell("chain", _FRAME, "touch"), seconds)
-    return Side(trial, link.paced(LATENCY_RATE, seconds))
+    return Side(link.trial(Cell("chain", _FRAME, "touch"), seconds), link.paced(LATENCY_RATE, seconds))
 
 
 def looked_lines(tasks: str, pairs: Sequence[tuple[Side, Side]]) -> Iterator[Line]:

@@ -129,8 +129,7 @@ class Peer(ABC):
     def write(self, frame: DataFrame, **options: str) -> dict[str, Any]:
         """Write a frame."""
         self.begin()
-        answer = timed(lambda: self.save(frame, options))
-        return {**answer, "received": self.take()}
+        return {**timed(lambda: self.save(frame, options)), "received": self.take()}
 
     def read(self, frame: DataFrame) -> dict[str, Any]:
         """Read the messages of a frame."""
@@ -234,8 +233,7 @@ class Tuplewire(Peer):
                 for row in partition:
                     client.send(row.task, row.message.encode())
 
-        answer = timed(lambda: frame.foreachPartition(send))
-        return {**answer, "received": self.take()}
+        return {**timed(lambda: frame.foreachPartition(send)), "received": self.take()}
 
     def check(self, frame: DataFrame) -> dict[str, int]:
         """Write numbered rows, and count the rows that come back once; -1 if others come, too."""

@@ -62,8 +62,7 @@ def test_an_input_that_nobody_knows() -> None:
     for told in (sample.status, sample.previous):
         assert told is not None
         told.components[1].inputs.add(component="gone", stream="default", grouping="shuffle")
-    rows = cluster_rows([sample])
-    assert {each.component for each in rows.components} == {"words", "count"}
+    assert {each.component for each in cluster_rows([sample]).components} == {"words", "count"}
 
 
 def looked(words: Did, count: Did) -> ClusterRows:
@@ -136,8 +135,7 @@ def test_times_are_interpolated_within_buckets(share: float, seconds: float) -> 
     now = pb.GetStatusResponse(incarnation=1, state_seconds={"idle": 2.0})
     then = pb.Latency(bound_seconds=[1, 3], counts=[1000, 0, 0])
     latest = pb.Latency(bound_seconds=[1, 3], counts=[1100, 0, 0] if share <= 0.5 else [1000, 100, 0])
-    found = Interval(before, now).quantile(share, latest, then)
-    assert found == pytest.approx(seconds)
+    assert Interval(before, now).quantile(share, latest, then) == pytest.approx(seconds)
     beyond = Interval(before, now).quantile(0.9, pb.Latency(bound_seconds=[1, 3], counts=[1000, 0, 7]), then)
     assert beyond == 3
     assert Interval(before, now).quantile(0.9, then, then) is None

@@ -22,8 +22,7 @@ def opened(*tasks: int, size_bytes: int = 100) -> ConsumeSession:
 
 def arrive(session: ConsumeSession, first: int, text: str, task: int = 1) -> ArrivedBatch:
     """Simulate the arrival of one message for each letter."""
-    group = TaskGroup.of(task, [letter.encode() for letter in text])
-    return session.receive([Delivery(first, group)])
+    return session.receive([Delivery(first, TaskGroup.of(task, [letter.encode() for letter in text]))])
 
 
 def text_of(arrived: ArrivedBatch) -> str:

@@ -41,8 +41,7 @@ CLASSES = [
 
 def test_every_code_has_a_class() -> None:
     """Each error code on the wire has its own RefusedError with the peer's message; other codes have none."""
-    codes = [kind.__dict__["code"] for kind in CLASSES if "code" in kind.__dict__]
-    assert sorted(codes) == CODES
+    assert sorted([kind.__dict__["code"] for kind in CLASSES if "code" in kind.__dict__]) == CODES
     for code in [*CODES, "SOMETHING_NEW"]:
         error = refusal_error(code, "because \udcff")
         assert isinstance(error, RefusedError)

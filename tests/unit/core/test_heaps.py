@@ -58,8 +58,7 @@ def test_arrow_takes_its_buffers_from_glibc(named: str | None) -> None:
     environment = {} if named is None else {"ARROW_DEFAULT_MEMORY_POOL": named}
     check = f"assert pa.default_memory_pool().backend_name == {named or 'system'!r}"
     statement = f"import pyarrow as pa; reuse_buffers(); share_with_arrow(); {check}"
-    new = new_pages(statement, "arrow(1 << 20)", first=ARROW_ROUNDS, **environment)
-    assert new < OF_BUFFERS // 100
+    assert new_pages(statement, "arrow(1 << 20)", first=ARROW_ROUNDS, **environment) < OF_BUFFERS // 100
 
 
 def test_the_environment_says_otherwise() -> None:

@@ -224,8 +224,7 @@ def test_a_session_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subsc
     assert subscribe.received_sequence == 2100
     client.session.on_connected(7, [(1, subscribe.received_sequence)])
     assert client.session.tasks_awaiting_answer() == {1}
-    late = [Delivery(2101, TaskGroup.of(1, [b"x"]))]
-    assert client.session.receive(late).deliveries == ()
+    assert client.session.receive([Delivery(2101, TaskGroup.of(1, [b"x"]))]).deliveries == ()
     assert _numbers(client.tell()) == list(range(1001, 2101))
     client.session.apply_answers([answer_of(1, 2100, 2099)])
     assert client.session.tasks_awaiting_answer() == set()

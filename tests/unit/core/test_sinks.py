@@ -214,8 +214,7 @@ async def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
     """If only the tasks of an epoch are known, its contents are not compared."""
     sinks, _ = made()
     attempt = await stage(sinks, "0b", b"x")
-    known = {TASK: TaskContent()}
-    assert await sinks.publish(SINK, 1, [attempt], remote_contents=known) == (0, 0)
+    assert await sinks.publish(SINK, 1, [attempt], remote_contents={TASK: TaskContent()}) == (0, 0)
 
 
 async def publish_rows(sinks: Sinks, queues: Queues) -> None:
@@ -256,8 +255,7 @@ async def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) 
     sinks, queues = made(staging_memory_bytes=3000, staging_disk_bytes=10000, staging_directory=str(tmp_path))
     payloads = [b"%d" % number * 600 for number in range(8)]
     for piece, payload in enumerate(payloads):
-        groups = [TaskGroup.of(TASK, [payload])]
-        assert await sinks.stage(SINK, 1, name("0a", 8, 8), piece, groups) == ""
+        assert await sinks.stage(SINK, 1, name("0a", 8, 8), piece, [TaskGroup.of(TASK, [payload])]) == ""
     assert sinks.status().disk_bytes > 0
     with pytest.raises(EpochTooLargeError, match="staging_disk_bytes"):
         await stage(sinks, "1a", b"x" * 20_000)

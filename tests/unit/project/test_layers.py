@@ -209,8 +209,7 @@ def test_arrows() -> None:
 
 def test_every_module_has_one_row() -> None:
     """Each module is in one part, and each name in the table is unique and matches a module."""
-    found = Counter(map(part_of, MODULES))
-    assert found.keys() == PARTS.keys()
+    assert Counter(map(part_of, MODULES)).keys() == PARTS.keys()
     named = [name for part in PARTS.values() for name in part.modules]
     assert len(named) == len(set(named))
     assert [name for name in named if not any(_fits(module, name) for module in MODULES)] == []

@@ -40,8 +40,7 @@ def test_a_job_that_cannot_be_loaded_is_named(
     """The error names the entry point and the reason."""
     install(tmp_path, "mine = a_job_of_mine:missing", monkeypatch)
     assert main(["run", "flights"]) == 64
-    told = capsys.readouterr().err
-    assert "cannot load the job 'mine' from a_job_of_mine:missing" in told
+    assert "cannot load the job 'mine' from a_job_of_mine:missing" in capsys.readouterr().err
 
 
 def test_without_any_job() -> None:

@@ -92,8 +92,7 @@ def test_completion_finds_what_there_is() -> None:
     assert shown == sorted(tuplewire.__all__)
     assert {"Client", "TaskMessageBatch", "WorkerProcesses", "local"} <= set(shown)
     assert all(hasattr(tuplewire, name) for name in shown)
-    clusters = {"DistributedCluster", "LocalCluster", "complete_topology"}
-    assert clusters < set(tuplewire_topology.__all__)
+    assert {"DistributedCluster", "LocalCluster", "complete_topology"} < set(tuplewire_topology.__all__)
     assert all(hasattr(tuplewire_topology, name) for name in tuplewire_topology.__all__)
     assert sorted(dir(tuplewire.spark)) == sorted(tuplewire.spark.__all__)
     output_of("import tuplewire; print(tuplewire.aio.Client, tuplewire.errors.ClosedError)")

@@ -236,8 +236,7 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
 
 def test_last_sequences_stay_short() -> None:
     """Only the latest of the inactive entry workers are remembered."""
-    before = dict.fromkeys(range(500), 1)
-    assert list(filter_redeliverable(before, {})) == list(range(400, 500))
+    assert list(filter_redeliverable(dict.fromkeys(range(500), 1), {})) == list(range(400, 500))
 
 
 def test_loss_is_told_with_how_much() -> None:
@@ -277,8 +276,7 @@ def test_a_start_counts_for_its_own_incarnation() -> None:
     """A restarted worker numbers its messages from the start, so an old offset does not apply."""
     now = {1: held(0, 25)}
     assert next_offset(Offset({1: at(10)}), now, max_messages=5).offsets[1].sequence == 15
-    earlier = Offset({1: at(1000, worker=WORKER - 1)})
-    assert next_offset(earlier, now).offsets[1].sequence == 25
+    assert next_offset(Offset({1: at(1000, worker=WORKER - 1)}), now).offsets[1].sequence == 25
 
 
 def test_a_task_without_messages_does_no_harm() -> None:
@@ -293,5 +291,4 @@ def test_a_task_without_messages_does_no_harm() -> None:
 def test_a_batch_with_nothing_to_read_is_the_start_itself() -> None:
     """An empty batch ends at its start, because Spark takes any difference for new data."""
     start = Offset({1: at(5)})
-    now = {1: held(5, 5), 2: held(0, 0)}
-    assert next_offset(start, now) is start
+    assert next_offset(start, {1: held(5, 5), 2: held(0, 0)}) is start

@@ -199,8 +199,7 @@ def run_basic(told: Told, message: Tuple) -> Count:
 def test_basic_bolt_acks_and_anchors(told: Told) -> None:
     """A basic bolt acks its tuple afterwards and anchors all emitted tuples to it."""
     message = received((7, "a"))
-    bolt = run_basic(told, message)
-    assert bolt.calls == [f"prepare 5 {BOLT}", "cleanup"]
+    assert run_basic(told, message).calls == [f"prepare 5 {BOLT}", "cleanup"]
     assert (told.acked, told.failed) == ([message], [])
     assert [item.roots for run in told.outbox.take_all() for item in run.tuples] == [((7, "a"),)] * 2
 

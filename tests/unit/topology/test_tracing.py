@@ -114,8 +114,7 @@ async def test_off_means_no_observer() -> None:
     assert router.pressure.find_example is None
     await asyncio.to_thread(context.term)
 
-    worker = alone(words())
-    assert worker.transfer.tracing is None
+    assert alone(words()).transfer.tracing is None
 
 
 def test_a_send_has_a_span_and_a_refused_try_send_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
