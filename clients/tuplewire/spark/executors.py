@@ -132,7 +132,8 @@ def check_slots(spark: SparkSession, n_tasks: int, program: str = "the program")
             f"{program} runs {n_tasks} PySpark tasks at the same time, and Spark has {slots} slot(s): give "
             f"it more cores, such as local[{n_tasks}], or run fewer. Where executors start late, "
             "spark.scheduler.minRegisteredResourcesRatio=1 and "
-            "spark.scheduler.maxRegisteredResourcesWaitingTime=5m have Spark wait for them"
+            "spark.scheduler.maxRegisteredResourcesWaitingTime=5m have Spark wait for them "
+            "(a standalone cluster needs spark.cores.max, too)"
         )
 
 
