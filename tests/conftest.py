@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers import fork_server, leaks
 from hypothesis import settings
+from warm_spark import WarmSpark
 
 SPARK = Path(__file__).parent / "spark"
 
@@ -69,6 +70,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture(scope="session")
+def warm_spark() -> Iterator[WarmSpark]:
+    """Make every Spark start quickly, also in other processes."""
+    warm = WarmSpark()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in warm.environment.items():
+            patch.setenv(name, value)
+        yield warm
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ def report(name: str, value: object) -> None:
 
 def spark_home(work: str | Path) -> None:
     """Let this process start executors in JVMs, with their files in a folder."""
-    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     os.environ["SPARK_SCALA_VERSION"] = "2.13"
     os.environ["SPARK_WORKER_DIR"] = str(work)
 

@@ -42,18 +42,8 @@ def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Ru
         yield Running(local, local.endpoints)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def warm_spark() -> Iterator[WarmSpark]:
-    """Make every Spark start quickly, also in other processes."""
-    warm = WarmSpark()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in warm.environment.items():
-            patch.setenv(name, value)
-        yield warm
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _by_value(request: pytest.FixtureRequest) -> None:
+def _by_value(request: pytest.FixtureRequest, warm_spark: WarmSpark) -> None:  # noqa: ARG001
     """Send modules of the tests to Spark's Python workers, which do not find them."""
     for module in (request.module, doubling, runtimes):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

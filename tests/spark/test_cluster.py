@@ -20,7 +20,6 @@ from helpers.packaging import build_wheel, make_interpreter, make_movable_interp
 from helpers.tools import ROOT, ran
 from helpers.topology import status
 from pyspark.sql import SparkSession
-from warm_spark import WarmSpark
 
 from tuplewire.spark import register
 from tuplewire.spark.package import write_package
@@ -95,8 +94,7 @@ def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: s
     }
     command = [str(home / "bin" / "spark-submit"), "--master=local[2]", f"--py-files={py_file}"]
     flags = [flag for key, value in conf.items() for flag in ("--conf", f"{key}={value}")]
-    dropped = {"PYTHONPATH", *WarmSpark().environment}
-    environment = {name: value for name, value in os.environ.items() if name not in dropped} | {
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "JAVA_HOME": str(create_java_home(find_java(), cwd / "java")),
         "PYSPARK_PYTHON": str(python),
         "SPARK_LAUNCHER_OPTS": java_options,
@@ -200,7 +198,8 @@ def main(text: str) -> None:
     conf = {
         "spark.task.maxFailures": "1",  # a retry would fail again
         "spark.archives": f"{settings['archive']}#environment",
-        # Both executors must exist before the first task starts.
+        # Both executors must exist before the first task starts. A standalone cluster waits for cores.max.
+        "spark.cores.max": "4",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     }

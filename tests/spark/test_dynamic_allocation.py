@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from helpers import queries
 from helpers.consumers import FollowingConsumer
-from helpers.drivers import TOPOLOGY, Kubelet, local_cluster, report, run_driver
+from helpers.drivers import DRIVER_SECONDS, TOPOLOGY, Kubelet, local_cluster, report, run_driver
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -31,7 +31,7 @@ READ, WRITTEN = range(1, 5), range(5, 9)
 MESSAGES = 300
 """Number of messages sent to each task at a time."""
 ROUNDS = 2
-SECONDS = 180.0
+SECONDS = DRIVER_SECONDS / 2
 DRAIN_SECONDS = 25
 
 

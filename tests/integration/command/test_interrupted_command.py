@@ -251,6 +251,7 @@ def test_while_a_worker_starts(delay: float | None, tmp_path_factory: pytest.Tem
 
 
 @new_interpreter
+@pytest.mark.usefixtures("warm_spark")
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.long

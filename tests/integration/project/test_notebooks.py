@@ -48,6 +48,7 @@ def test_every_notebook_is_run() -> None:
         pytest.param("training_on_spark", marks=_ON_SPARK),
     ],
 )
+@pytest.mark.usefixtures("warm_spark")
 @pytest.mark.filterwarnings("default")  # for Jupyter's own warnings
 def test_notebook(name: str, tmp_path: Path) -> None:
     """A notebook runs without an error, and shows the texts and as many pictures as the stored notebook."""
