@@ -34,7 +34,7 @@ def missing(what: str) -> NoReturn:
 
 
 def ran(
-    *command: str | Path, seconds: float = 240, check: bool = False, **more: Any
+    *command: str | Path, seconds: float = 900, check: bool = False, **more: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; return exit code and output. Raises TimeoutExpired after `seconds`."""
     return subprocess.run([*command], capture_output=True, text=True, timeout=seconds, check=check, **more)
