@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark.executors import Executors, SparkExecutor
-from tuplewire_demos.local_session import local_session
+from tuplewire_demos.local_session import FAST_START, local_session
 
 _TESTS = Path(__file__).parents[1]
 TOPOLOGY = "spark"
@@ -67,7 +67,12 @@ def local_cluster(
 ) -> Iterator[SparkSession]:
     """Start a session with two executors in separate JVMs. cores: of each executor."""
     spark_home(work)
-    common = {"spark.master": f"local-cluster[2,{cores},900]", "spark.executor.memory": "512m", **INTERPRETED}
+    common = {
+        "spark.master": f"local-cluster[2,{cores},900]",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": f"{FAST_START} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
+        **INTERPRETED,
+    }
     with local_session(name, conf={**common, **conf}) as spark:
         yield spark
 
