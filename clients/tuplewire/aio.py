@@ -134,6 +134,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         limit = IterationLimit(count, quiet, seconds)
         while limit.remaining > 0:
             self.acknowledge(self._finished_count)
+            await self._receiver.buffer_changed.wait_for_async(self._receiver.is_admitted)
             if (arrived := await self._receiver.take_async(limit.max_wait())) is None:
                 return
             for message in self._messages_of(arrived, limit):

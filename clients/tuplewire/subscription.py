@@ -199,12 +199,15 @@ class IterationLimit:
     def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
         self.remaining = sys.maxsize if count is None else check_whole(count, "count")
         checked = check_timeout(quiet, "quiet"), check_timeout(seconds, "seconds")
-        self._quiet_seconds, max_seconds = (math.inf if each is None else each for each in checked)
-        self.deadline = time.monotonic() + max_seconds
+        self._quiet_seconds, self._max_seconds = (math.inf if each is None else each for each in checked)
+        self.deadline = math.inf
 
     def max_wait(self) -> float | None:
-        """Return the maximum wait for the next batch in seconds; None for no limit."""
-        wait = min(self._quiet_seconds, max(0.0, self.deadline - time.monotonic()))
+        """Return the maximum wait for the next batch in seconds; None for no limit. Starts the time."""
+        now = time.monotonic()
+        self.deadline = min(self.deadline, now + self._max_seconds)
+        # In 0.2 s, a worker sends its queue, or the rest of it after an acknowledgement.
+        wait = min(self._quiet_seconds or 0.2, max(0.0, self.deadline - now))
         return None if wait == math.inf else wait
 
 
@@ -226,15 +229,14 @@ class Subscription(BaseSubscription, Closeable, Iterator[TaskMessageBatch]):
 
     def __next__(self) -> TaskMessageBatch:
         """Acknowledge the previous batch, and return the next one. The class lists the errors."""
-        return self._start_batch(self._take(self._timeout))
+        return self._start_batch(self._take())
 
-    def _take(self, timeout: float | None) -> ArrivedBatch | None:
-        # The receiver runs on the event loop of the parent, which a forked child does not have. The check is
-        # repeated in the method, because a call for each batch costs time.
-        if self._pid != os.getpid():
-            self._check_process("call recv() in this one")
+    def _take(self, limit: IterationLimit | None = None) -> ArrivedBatch | None:
+        self._check_process("call recv() in this one")
         self.acknowledge(self._finished_count)
-        return self._receiver.take(timeout)
+        if limit is not None:
+            self._receiver.wait_until_admitted()
+        return self._receiver.take(self._timeout if limit is None else limit.max_wait())
 
     def messages(
         self, count: int | None = None, *, quiet: float | None = None, seconds: float | None = None
@@ -245,15 +247,16 @@ class Subscription(BaseSubscription, Closeable, Iterator[TaskMessageBatch]):
 
         Args:
             count: The maximum number of messages. The next call, or the next subscriber, gets the others.
-            quiet: The iteration ends after this many seconds without a message.
-            seconds: The iteration ends after this many seconds, at the end of the current batch.
+            quiet: The iteration ends after this many seconds without a message. 0: after the queued messages.
+            seconds: The iteration ends after this many seconds, at the end of the current batch. Both times
+                start once the workers have accepted the subscription.
 
         Raises:
-            UnreachableError: The worker was unreachable during the whole time of `quiet` or `seconds`.
+            UnreachableError: The worker was unreachable for `quiet`, `seconds` or connect_timeout_seconds.
             RefusedError and its subclasses, ClosedError: See Subscription.
         """
         limit = IterationLimit(count, quiet, seconds)
-        while limit.remaining > 0 and (arrived := self._take(limit.max_wait())) is not None:
+        while limit.remaining > 0 and (arrived := self._take(limit)) is not None:
             try:
                 yield from self._messages_of(arrived, limit)
             finally:  # after `break` or an error, acknowledges the messages before the current one

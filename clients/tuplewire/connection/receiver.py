@@ -120,17 +120,24 @@ class Receiver(Inbox):
         found = await self.buffer_changed.wait_for_async(partial(self._pop_or_raise, timeout), timeout)
         return found or self._none_or_raise(timeout)
 
+    def wait_until_admitted(self) -> None:
+        """Wait until the workers accept this, or a batch is here. Raises the errors of take()."""
+        with self.lock:
+            self.buffer_changed.wait_for(self.is_admitted)
+
     def _pop_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
+        return self.buffer.popleft() if self.is_admitted(timeout) and self.buffer else None
+
+    def is_admitted(self, timeout: float | None = None) -> bool:
+        """Return True once the workers accept this, or a batch is here; with the lock. Errors: take()."""
         # After the end, the buffer lacks messages that an acknowledgement of later ones would include.
         if self.failure is not None:
             raise self.failure
         if self.is_closed:
             raise ClosedError(f"the subscription at {self.address} is closed")
-        if self.buffer:
-            return self.buffer.popleft()
-        if timeout is None and self._admission_timed_out:
+        if timeout is None and self._admission_timed_out and not self.buffer:
             raise self._unreachable_error(self.settings.connect_timeout_seconds)
-        return None
+        return self.admitted or bool(self.buffer)
 
     def _none_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
         # A connection without messages is not an error, even if it existed only for a part of the time.
@@ -161,8 +168,10 @@ class Receiver(Inbox):
         if stream.address == self.address:
             self._own_id = stream.worker_id
         if self.connected:
-            self.admitted, self._admission_timed_out = True, False
             self._stop_admission_timer()
+            with self.lock:
+                self.admitted, self._admission_timed_out = True, False
+                self.buffer_changed.notify_all()
 
     def on_lost(self, stream: ConsumingEnd, error: TuplewireError) -> None:
         self._mark_broken()

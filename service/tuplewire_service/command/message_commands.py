@@ -82,7 +82,7 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
     about = "exit after COUNT messages; a pipe to head may take more from the queue than it prints"
     parser.add_argument("--count", **POSITIVE_COUNT_ARG, help=about)
-    about = "exit with 0 after SECONDS without a message; --timeout does not limit this wait"
+    about = "exit with 0 after SECONDS without a message; 0: after the queued ones; --timeout is no limit"
     parser.add_argument("--idle", **SECONDS_ARG, help=about)
     about = "list, show, replay or drop messages rejected too often; needs a worker with --dead-letter-task"
     parser = add_client_command(commands, _dead_letters, about, "list")

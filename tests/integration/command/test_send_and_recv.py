@@ -54,7 +54,7 @@ def test_messages_of_the_command_line(worker: LocalWorkerProcess) -> None:
     """Each word is a message, received once and in order."""
     sent = command(worker, "send", "1", "hello", "wörld")
     assert (sent.returncode, sent.stderr) == (0, b"2 of 2 messages acknowledged\n")
-    took = command(worker, "recv", "1", "--count", "2")
+    took = command(worker, "recv", "1", "--idle", "0")
     assert (took.returncode, took.stdout) == (0, "hello\nwörld\n".encode())
     took = command(worker, "recv", "1", "--idle", "0.2", "--count", "5")
     assert (took.stdout, took.stderr) == (b"", b"received 0 of 5 messages; then none for 0.2 s\n")

@@ -175,6 +175,8 @@ async def test_waits_end_by_default(make: Make, nobody: str) -> None:
         await client.close()
     await client.close()
     assert client.ledger().dropped["closed"] == 1
+    with Client(nobody, connect_timeout_seconds=1) as each, pytest.raises(UnreachableError, match="for 1 s"):
+        list(each.recv(1).messages(quiet=0))
     client = make(nobody, flush_timeout_seconds=0.4)
     with pytest.raises(FlushTimeoutError, match=f"after 0.4 s; {nobody} is not") as flushed:
         async with client:
@@ -394,6 +396,12 @@ async def test_messages_end_by_count_quiet_and_time(pair: Pair, task: int) -> No
             assert await seen(subscription, quiet=0.5) == [b"7", b"8", b"9"]
         async with client.recv([task]) as subscription:
             assert await seen(subscription, seconds=0.3) == []
+        await client.send(task, b"10")
+        await client.flush(10)
+        async with client.recv([task]) as subscription:
+            await seen(subscription, last=b"10", seconds=0)  # perhaps before the message arrives
+        async with client.recv([task]) as subscription:
+            assert await seen(subscription, quiet=0) == [b"10"]
 
 
 async def test_cancelled_recv_loses_nothing(pair: Pair, task: int) -> None:
