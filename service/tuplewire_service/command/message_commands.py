@@ -78,7 +78,7 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("--source", **TASK_ARG, help="task that sends (default: none)")
     parser = _add_messages(commands, _recv, "receive messages of tasks, and print them", "42 --count 1")
     parser.add_argument("tasks", **TASKS_ARG, help="tasks, like 42 or 1,2,10-19")
-    about = "output file; none or -: standard output"
+    about = "output file, emptied once the worker accepts; none or -: standard output"
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
     about = "exit after COUNT messages; a pipe to head may take more from the queue than it prints"
     parser.add_argument("--count", **POSITIVE_COUNT_ARG, help=about)
@@ -198,7 +198,7 @@ def _recv(arguments: argparse.Namespace) -> int:
     to_stdout = arguments.file == "-"  # standard output stays open afterwards
     if not to_stdout and not arguments.file.strip("0123456789,-"):
         raise ConfigError(f"for several tasks, write 1,2,10-19; for a file, write ./{arguments.file}")
-    with nullcontext(sys.stdout.buffer) if to_stdout else Path(arguments.file).open("wb") as out:
+    with nullcontext(sys.stdout.buffer) if to_stdout else Path(arguments.file).open("ab") as out:
         terminal = sys.stdout.encoding if out.isatty() else None
         write = make_message_writer(out, arguments.format, terminal_encoding=terminal)
         mode = os.fstat(out.fileno()).st_mode
@@ -209,6 +209,9 @@ def _recv(arguments: argparse.Namespace) -> int:
             client.recv(arguments.tasks) as subscription,
             wait_notice(waited, idle) as notice,
         ):
+            if stat.S_ISREG(mode) and not to_stdout:
+                subscription._receiver.wait_until_admitted()  # a refusal or an outage destroys no messages
+                out.truncate(0)
             messages = subscription.messages(arguments.count, quiet=idle)
             sizes: list[int] = []  # of the messages of the current batch
             number = 0

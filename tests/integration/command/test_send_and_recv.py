@@ -115,12 +115,17 @@ def test_what_is_no_message_is_refused(line: str) -> None:
 
 
 def test_a_file_or_standard_output(worker: LocalWorkerProcess, tmp_path: Path) -> None:
-    """Messages are written to the given file; `-` is standard output, as without an argument."""
+    """Messages replace the given file, unless the worker refuses; `-` is standard output, as without one."""
     command(worker, "send", "10", "a", "b")
     assert b"for several tasks, write 1,2" in command(worker, "recv", "10", "11", "--count", "1").stderr
     assert command(worker, "recv", "10", "-", "--count", "1").stdout == b"a\n"
     assert command(worker, "recv", "10", str(tmp_path / "b"), "--count", "1").stdout == b""
-    assert (tmp_path / "b").read_bytes() == b"b\n"
+    for task, *flags in [("99999",), ("10", "--address=127.0.0.1:1", "--timeout=0.2")]:
+        assert command(worker, "recv", task, str(tmp_path / "b"), *flags).returncode == 1
+        assert (tmp_path / "b").read_bytes() == b"b\n"
+    command(worker, "send", "10", "c")
+    command(worker, "recv", "10", str(tmp_path / "b"), "--count", "1")
+    assert (tmp_path / "b").read_bytes() == b"c\n"
     wrong = command(worker, "recv", "10", str(tmp_path), "--count", "1")
     assert wrong.returncode == 1
     assert wrong.stderr == f"tuplewire recv: {tmp_path}: Is a directory\n".encode()
