@@ -26,13 +26,13 @@ from tuplewire.settings.addresses import (
     resolve_topology,
     split_host_port,
 )
+from tuplewire.settings.settings import SECONDS
 from tuplewire.text.events import event_logger
 from tuplewire.text.formatting import counted
 from tuplewire.values.task_ids import parse_tasks
-from tuplewire_service.command.inspection_commands import draw
+from tuplewire_service.command.inspection_commands import UP_TO_A_DAY, draw
 from tuplewire_service.command.message_commands import wait_notice
 from tuplewire_service.command.parsers import (
-    POSITIVE_SECONDS_ARG,
     TASKS_ARG,
     add_address,
     add_client_command,
@@ -40,6 +40,7 @@ from tuplewire_service.command.parsers import (
     add_setting_flags,
     add_topology,
     fetch_assignment,
+    kind_arg,
     make_control_client,
     read_credentials,
 )
@@ -60,7 +61,7 @@ def add_control_commands(commands: Any) -> None:
     parser = add_client_command(commands, _status, "show a worker's state, ledger, tasks and connections")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     about = "seconds between repeated reports, with rates by task (without a value: 1)"
-    parser.add_argument("--watch", nargs="?", **POSITIVE_SECONDS_ARG, const=1.0, help=about)
+    parser.add_argument("--watch", nargs="?", **kind_arg(UP_TO_A_DAY), const=1.0, help=about)
     parser = add_client_command(commands, _assign, "apply an assignment to a worker", "assignment.json")
     about = (
         'JSON: {"version": 2, "topology": "default", "workers": '
@@ -77,7 +78,7 @@ def add_control_commands(commands: Any) -> None:
     about = "deliver or forward a worker's messages, and stop it"
     parser = add_client_command(commands, _drain, about, "--deadline 10")
     about = "time limit for the drain (default: the worker's drain_seconds)"
-    parser.add_argument("--deadline", **POSITIVE_SECONDS_ARG, help=about)
+    parser.add_argument("--deadline", **kind_arg(SECONDS), help=about)
     about = "wait until the worker has drained, and exit with 1 if it dropped messages"
     parser.add_argument("--wait", action="store_true", help=about)
     about = "show the offsets of tasks, or acknowledge messages"

@@ -27,7 +27,6 @@ from tuplewire.text.formatting import fold
 from tuplewire_service.command.messages import PayloadFormat
 from tuplewire_service.command.parsers import (
     POSITIVE_COUNT_ARG,
-    POSITIVE_SECONDS_ARG,
     TASKS_ARG,
     add_client_command,
     enum_arg,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from tuplewire_service.command.viewer.cluster_rows import ClusterRows
 
 _TABLES_PER_SCREEN = 6  # a table gets a sixth of the terminal's lines, and at least three
-_UP_TO_A_DAY = Kind("SECONDS", "more than 0, at most 86400", float, in_range(math.ulp(0.0), 86400.0), float)
+UP_TO_A_DAY = Kind("SECONDS", "more than 0, at most 86400", float, in_range(math.ulp(0.0), 86400.0), float)
 _SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, in_range(math.ulp(0.0), 1.0), float)
 
 
@@ -56,7 +55,7 @@ def add_inspection_commands(commands: Any) -> None:
         "--json. --web shows a page in a browser."
     )
     about = "seconds between updates (default: 1, with --web: 2)"
-    parser.add_argument("--interval", **POSITIVE_SECONDS_ARG, help=about)
+    parser.add_argument("--interval", **kind_arg(UP_TO_A_DAY), help=about)
     parser.add_argument("--once", action="store_true", help="print once, after two samples, and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
     parser.add_argument("--web", action="store_true", help="serve a page for a browser on this machine")
@@ -89,9 +88,9 @@ def add_inspection_commands(commands: Any) -> None:
     levels = ["debug", "info", "warning", "error"]
     parser.add_argument("level", metavar="LEVEL", choices=levels, help=f"new level: {', '.join(levels)}")
     about = "seconds until the configured level is restored (default: 600, maximum: 86400)"
-    parser.add_argument("--for", dest="seconds", **kind_arg(_UP_TO_A_DAY), default=600.0, help=about)
+    parser.add_argument("--for", dest="seconds", **kind_arg(UP_TO_A_DAY), default=600.0, help=about)
     about = "minimum seconds between log entries for the same event of a client (default: 60)"
-    parser.add_argument("--interval", **kind_arg(_UP_TO_A_DAY), default=60.0, help=about)
+    parser.add_argument("--interval", **kind_arg(UP_TO_A_DAY), default=60.0, help=about)
 
 
 def _top(arguments: argparse.Namespace) -> int:

@@ -110,7 +110,7 @@ def _from_json(line: bytes, number: int, task: int | None) -> tuple[int | None, 
             metadata["key"] = _bytes_of(fields["key"])
         if fields.get("headers"):
             metadata["headers"] = list(map(_header_of, fields["headers"]))
-    except (ValueError, TypeError, KeyError, AttributeError, InvalidTaskError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidTaskError, RecursionError) as error:
         if not unknown:
             raise ConfigError(
                 f'message {number} is not of the form {{"task": 42, "message": "text", "key": "k", '

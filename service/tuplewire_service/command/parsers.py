@@ -17,7 +17,6 @@ from tuplewire.errors import ConfigError, NotReadyError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.settings.settings import (
-    SECONDS,
     SECONDS_OR_INF,
     Kind,
     Settings,
@@ -158,7 +157,6 @@ def enum_arg(words: type[StrEnum]) -> dict[str, Any]:
 
 
 SECONDS_ARG = kind_arg(Kind("SECONDS", "a time in seconds or inf, from 0", float, in_range(0.0), float))
-POSITIVE_SECONDS_ARG = kind_arg(SECONDS)
 POSITIVE_COUNT_ARG = kind_arg(integer())
 TASK_ARG = kind_arg(TASK)
 TASKS_ARG = kind_arg(TASKS)

@@ -103,6 +103,7 @@ def test_json_lines(worker: LocalWorkerProcess) -> None:
         '{"task": 5, "message": "m", "headers": [[1, "x"]]}',
         '{"task": 5, "base64": "?"}',
         "[]",
+        "[" * 100_000,
         "m",
     ],
 )
