@@ -23,7 +23,7 @@ from tuplewire.connection.control_client import ControlClient, ControlClients
 from tuplewire.errors import ClosedError, ConfigError, DrainingError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.processes.child import Child, Command, LaunchError, make_private_directory
-from tuplewire.settings.config import SessionKeywords, expand_settings
+from tuplewire.settings.config import SessionKeywords, check_timeout, expand_settings
 from tuplewire.values.task_ids import parse_tasks
 from tuplewire.wire import control_pb2
 
@@ -81,6 +81,8 @@ class WorkerProcesses:
         credentials: Credentials = _NO_CREDENTIALS,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        if not (check_timeout(drain_seconds, "drain_seconds") or 0.0) > 0:
+            raise ConfigError(f"drain_seconds must be more than 0, not {drain_seconds!r}")
         self.topology = topology
         self.endpoints: list[Endpoint] = []
         self.directory = directory
@@ -223,7 +225,7 @@ class LocalWorkerProcess(WorkerProcesses):
             topology: The topology that it serves.
             drain_seconds: The time limit for delivering its messages at the end.
 
-        Raises ConfigError if `tasks` is not a valid list of tasks.
+        Raises ConfigError if `tasks` is not a valid list of tasks, or `drain_seconds` is not more than 0.
         """
         parse_tasks(tasks)
         flags = ["--worker-id=local", f"--tasks={tasks}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -50,9 +51,9 @@ def membership(**arguments: Any) -> Membership:
     return Membership([ADDRESS], [1], **arguments)
 
 
-def worker(tasks: Any) -> LocalWorkerProcess:
+def worker(**arguments: Any) -> LocalWorkerProcess:
     """Describe a local worker."""
-    return local(tasks)
+    return local(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,10 @@ def worker(tasks: Any) -> LocalWorkerProcess:
         (membership, {"expire_seconds": timedelta(1)}, ConfigError, "pass its .total_seconds()"),
         (membership, {"expire_seconds": None}, ConfigError, "must be more than 0, not None"),
         (worker, {"tasks": [1]}, ConfigError, "task ids are written like 1,2,10-19"),
+        (worker, {"drain_seconds": "5"}, ConfigError, "drain_seconds is a number of seconds, not '5'"),
+        (worker, {"drain_seconds": timedelta(1)}, ConfigError, "pass its .total_seconds()"),
+        (worker, {"drain_seconds": math.nan}, ConfigError, "drain_seconds is a number of seconds, not nan"),
+        (worker, {"drain_seconds": -1}, ConfigError, "drain_seconds must be more than 0, not -1"),
     ],
 )
 def test_a_wrong_type_is_named(
