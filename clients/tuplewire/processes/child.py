@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX
@@ -25,6 +27,9 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 _LAST_LINES = 20
+_inputs: WeakSet[Any] = WeakSet()
+"""The standard inputs of this process's children. In a forked process, they would keep them running."""
+os.register_at_fork(after_in_child=lambda: [each.close() for each in list(_inputs)])
 
 
 class LaunchError(TuplewireError):
@@ -97,7 +102,9 @@ class Child:
                     extra_groups=None if user is None else os.getgrouplist(user.pw_name, user.pw_gid),
                     # Ctrl-C must reach only this process, which then stops the others in order.
                     start_new_session=True,
+                    bufsize=0,  # so that a close after a fork needs no lock
                 )
+                _inputs.add(self.process.stdin)
         except PermissionError as error:
             # Without a file name, the error is from the change of the user, not from the program's file.
             if user is None or error.filename is not None:
@@ -132,8 +139,7 @@ class Child:
     def log_tail(self) -> str:
         """Return the last lines of the log, for an error message."""
         text = self.command.log_path.read_text(encoding="utf-8", errors="replace")
-        lines = text.splitlines()[-_LAST_LINES:]
-        return "\n".join([f"the last lines of {self.command.name}:", *lines])
+        return "\n".join([f"the last lines of {self.command.name}:", *text.splitlines()[-_LAST_LINES:]])
 
 
 def find_user(name: str) -> pwd.struct_passwd:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -62,6 +64,20 @@ def test_a_child_that_does_not_end_is_killed(tmp_path: Path) -> None:
     """A process that ignores the request to stop is killed at the deadline."""
     child = Child(python("import time; time.sleep(1000)", tmp_path / "log"))
     assert child.wait_or_kill(time.monotonic()) == -9
+
+
+def test_a_fork_does_not_keep_a_child_running(tmp_path: Path) -> None:
+    """A child's input ends with this process, even if this process has forked."""
+    child = Child(python("import sys; sys.stdin.read()", tmp_path / "log"))
+    forked = os.fork()
+    if not forked:
+        time.sleep(SECONDS)
+        os._exit(0)
+    assert child.process.stdin
+    child.process.stdin.close()  # as at the end of this process
+    assert child.wait(SECONDS / 2) == 0
+    os.kill(forked, signal.SIGKILL)
+    os.waitpid(forked, 0)
 
 
 def test_no_such_program(tmp_path: Path) -> None:
