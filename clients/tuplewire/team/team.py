@@ -270,9 +270,9 @@ class Team(Closeable):
         return rank
 
     def _one_for_each(self, values: Sequence[Any] | None) -> dict[int, Any]:
-        count = 0 if values is None else len(values)
-        if values is None or count != self.size:
-            raise errors.MessageError(f"values must have an element for each rank: {self.size}, not {count}")
+        if values is None or isinstance(values, Mapping | set | frozenset) or len(values) != self.size:
+            given = "None" if values is None else f"a {type(values).__name__} of {len(values)}"
+            raise errors.MessageError(f"values must be a list of {self.size}, one for each rank, not {given}")
         return dict(enumerate(values))
 
 

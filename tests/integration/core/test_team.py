@@ -99,6 +99,9 @@ def test_a_team_of_one(pair: Pair) -> None:
         assert (team.all_gather(1), team.broadcast("x")) == ([1], "x")
         assert (team.scatter([2]), team.all_to_all([3])) == (2, [3])
         team.barrier()
+        for call in (team.scatter, team.all_to_all):
+            with pytest.raises(MessageError, match="a list of 1, one for each rank, not a dict of 1"):
+                call({0: 1})  # type: ignore[arg-type]
         with pytest.raises(MessageError, match="rank 0 is not another rank from 0 to"):
             team.send(0, 1)
         with pytest.raises(MessageError, match=r"rank 0.5 is not a rank from 0 to 0"):

@@ -133,6 +133,8 @@ def test_direct_streams_name_the_task(told: Told) -> None:
 WRONG: list[tuple[Callable[[OutputCollector], None], str]] = [
     (lambda c: c.emit(["a"]), "stream 'default' of 'bolt' has the fields word, count; this is 1 value"),
     (lambda c: c.emit("ab"), "this is a single str: write [value]"),
+    (lambda c: c.emit({"word": "a", "count": 1}), "this is a single dict: write [value], with a value for"),  # type: ignore[arg-type]
+    (lambda c: c.emit({"a", "b"}), "this is a single set: write [value], with a value for each field"),  # type: ignore[arg-type]
     (
         lambda c: c.emit(["a"], stream="bda"),
         "'bolt' declares no stream 'bda'; it declares 'default', 'bad', 'to'",

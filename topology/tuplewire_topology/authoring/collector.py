@@ -14,7 +14,7 @@ from tuplewire.errors import MessageError
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, NO_ROOTS, Roots, Tuple, TupleSource
 
-_TEXT = (str, bytes)
+_NO_SEQUENCES = (str, bytes, dict, set, frozenset)
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Outbox:
     ) -> None:
         """Add a tuple. Raises MessageError if the stream, the number of values or the task does not match."""
         port = self._ports.get(stream)
-        if port is None or isinstance(values, _TEXT) or len(values) != port.n_fields:
+        if port is None or isinstance(values, _NO_SEQUENCES) or len(values) != port.n_fields:
             raise self._mismatch_error(port, stream, values)
         # A direct stream needs a task that subscribes to it; any other stream must not name a task.
         if task not in ((None,) if port.direct_targets is None else port.direct_targets):
@@ -108,8 +108,8 @@ class Outbox:
             known = ", ".join(map(repr, self._ports)) or "none"
             return MessageError(f"{self._component.id!r} declares no stream {stream!r}; it declares {known}")
         fields = ", ".join(port.source.stream.fields) or "none"
-        is_text = isinstance(values, _TEXT)
-        problem = f"a single {type(values).__name__}: write [value]" if is_text else f"{len(values)} value(s)"
+        single = f"a single {type(values).__name__}: write [value], with a value for each field"
+        problem = single if isinstance(values, _NO_SEQUENCES) else f"{len(values)} value(s)"
         return MessageError(
             f"stream {stream!r} of {self._component.id!r} has the fields {fields}; this is {problem}"
         )
