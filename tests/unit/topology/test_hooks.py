@@ -155,6 +155,16 @@ def test_a_spout_hook_sees_acks_without_ackers() -> None:
     assert acked == [("spout", "acked", 0), ("spout", "acked", 1)]
 
 
+def test_a_link_that_cannot_be_closed_skips_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker hooks shut down even if the link fails to close."""
+    monkeypatch.setattr(NoLink, "close", lambda *_: 1 / 0)
+    group = ExecutorGroup(builder(Shares()).create_topology(), conf={"greeting": ""}, link=NoLink())
+    group.start()
+    with pytest.raises(ZeroDivisionError):
+        group.close()
+    assert seen[-1] == "shutdown"
+
+
 def test_a_hook_that_fails_at_the_start_ends_the_worker() -> None:
     """A failing worker hook stops the worker with an error that names the hook."""
     with LocalCluster() as cluster, pytest.raises(TopologyError, match="worker hook Fails: no database"):

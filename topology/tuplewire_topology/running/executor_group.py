@@ -208,9 +208,9 @@ class ExecutorGroup:
             executor.stop()
         deadline = max(deadline, time.monotonic() + 1.0)  # also if the wait has used up the time
         running = self._join_executors(deadline)
-        self.link.close(max(1.0, deadline - time.monotonic()))
-        running = [each for each in running if not each.join(1.0)]  # it may have waited for the link's space
-        self._hooks.close()
+        with self._hooks:  # shut down also if the link cannot be closed
+            self.link.close(max(1.0, deadline - time.monotonic()))
+            running = [each for each in running if not each.join(1.0)]  # it may have waited for space
         self.heartbeats.beat()
         tracing.flush()
         if running:
