@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
 from operator import attrgetter
@@ -374,6 +374,8 @@ def as_groups(
     # Not isinstance(messages, SupportsIndex): that check of a protocol takes longer than the whole send.
     elif hasattr(messages, "__index__"):
         raise TypeError("send(task, payload): the payload is missing")
+    elif isinstance(messages, (str, bytes, bytearray, memoryview, Mapping, TaskMessage)):
+        raise MessageError(f"send a list of TaskMessages, or a task and a payload, not {messages!r:.100}")
     else:
         batch = TaskMessageBatch(messages, source=source)
     groups = tuple([group.without_routing() for group in batch.groups])

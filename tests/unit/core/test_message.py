@@ -209,6 +209,9 @@ class TestAsGroups:
         """A task without a payload, a payload without a task, and a separate key of a batch are errors."""
         with pytest.raises(TypeError, match="the payload is missing"):
             as_groups(1)
+        for single in (b"", bytearray(), "", dict[str, int](), TaskMessage(1, b"a")):
+            with pytest.raises(MessageError, match="a list of TaskMessages, or a task and a payload, not"):
+                as_groups(single)
         with pytest.raises(InvalidTaskError, match="a task id is an integer"):
             as_groups(TaskMessageBatch(), b"a")
         with pytest.raises(TypeError, match="in a batch, each TaskMessage has its own"):
