@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable
 from datetime import timedelta
+from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -18,7 +19,8 @@ from tuplewire_topology.authoring.tuples import TupleSource
 from tuplewire_topology.authoring.windows import CountWindows, TimeWindows
 
 SOURCE = TupleSource("numbers", 1, Stream("number"))
-NO_LENGTHS = (math.nan, math.inf, 0.0, -1.0)
+NO_LAGS: tuple[Any, ...] = (math.nan, math.inf, -1.0, "60", timedelta(seconds=60), Decimal(60))
+NO_LENGTHS = (0.0, *NO_LAGS)
 
 
 def tuples(numbers: Iterable[float]) -> list[Tuple]:
@@ -110,7 +112,7 @@ def test_windows_are_those_of_the_definition(seed: int) -> None:
         lambda: Window.seconds(10, late_stream="late"),
         *(partial(Window.seconds, number) for number in NO_LENGTHS),
         *(partial(Window.seconds, 10.0, number) for number in NO_LENGTHS),
-        *(partial(Window.seconds, 1.0, timestamp="at", lag=number) for number in (math.nan, math.inf, -1.0)),
+        *(partial(Window.seconds, 1.0, timestamp="at", lag=number) for number in NO_LAGS),
     ],
 )
 def test_what_makes_no_window_is_refused(wrong: Any) -> None:

@@ -100,13 +100,14 @@ class Window:
         return cls(length, length if every is None else every, False, timestamp, lag, late_stream)
 
     def __post_init__(self) -> None:
-        whole = not self.by_count or (type(self.length) is int and type(self.every) is int)
-        if not (whole and 0 < self.every <= self.length < math.inf):
+        kinds = {type(self.length), type(self.every)}
+        valid = kinds == {int} if self.by_count else all(issubclass(each, Real) for each in kinds)
+        if not (valid and 0 < self.every <= self.length < math.inf):
             raise TopologyError(
-                f"a window of {self.length!r}, every {self.every!r}: both must exceed 0, length must not be "
-                "below every, and counts must be whole numbers"
+                f"a window of {self.length!r}, every {self.every!r}: both must be numbers above 0, length "
+                "must not be below every, and counts must be whole numbers"
             )
-        if not 0 <= self.lag < math.inf:
+        if not (issubclass(type(self.lag), Real) and 0 <= self.lag < math.inf):
             raise TopologyError(f"lag must be a number of seconds of at least 0, not {self.lag!r}")
         if self.timestamp is None and (self.lag or self.late_stream):
             raise TopologyError("lag and late_stream need a timestamp: set timestamp to a field or function")
