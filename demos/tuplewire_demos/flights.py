@@ -108,8 +108,7 @@ def run_flights(
     flights = lines.mapInArrow(FlightReader(header).read_partition, from_arrow_schema(FLIGHTS_SCHEMA))
     spouts = [each for each in result.executors if each.component == LINES]
     messages = sum(each.counts.emitted_by.get("default", 0) for each in spouts)
-    expected = spark.sql(_EXPECTED_QUERY, flights=flights, late=LATE_MINUTES)
-    wrong = differences(table, expected.collect())
+    wrong = differences(table, spark.sql(_EXPECTED_QUERY, flights=flights, late=LATE_MINUTES).collect())
     return FlightsResult(wrong, skipped, ledgers, result.executors, table, messages, seconds)
 
 

@@ -88,8 +88,7 @@ class BadRowFilter:
         # The size of each message, as all limits count it; null for a null message.
         sizes = pc.binary_length(messages).cast(pa.int64())
         if "encoded" in batch.schema.names:
-            encoded = pc.binary_length(batch.column("encoded")).cast(pa.int64())
-            sizes = pc.add(sizes, pc.fill_null(encoded, 0))
+            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(batch.column("encoded")).cast(pa.int64()), 0))
         nulls = tasks.null_count or sizes.null_count
         too_large = (pc.max(sizes).as_py() or 0) > self.max_message_bytes
         if not (bad_masks or nulls or too_large or self._unknown(tasks)):  # the usual case, without masks

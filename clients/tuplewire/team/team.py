@@ -244,8 +244,7 @@ class Team(Closeable):
                 raise self._failure
             kind, key = (Kind.SEND, name) if name in {"send", "recv"} else (Kind.CALL, "calls")
             number = self._last_numbers[key] = self._last_numbers[key] + 1
-            call = f"{name} #{number}{details}"
-            self._connection.begin(number, call, seconds)
+            self._connection.begin(number, f"{name} #{number}{details}", seconds)
             try:
                 while True:
                     outgoing = steps.send(self._connection.exchange(outgoing, sources, kind))

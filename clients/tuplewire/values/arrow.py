@@ -203,14 +203,12 @@ def encode_columns(
 
 def _encode_keys(keys: pa.Array) -> pa.Array:
     keys = binary_column(keys, "key")
-    tagged = _joined(_length_prefixes(keys, b"\x0a"), keys)
-    return pc.if_else(keys.is_valid(), tagged, EMPTY)
+    return pc.if_else(keys.is_valid(), _joined(_length_prefixes(keys, b"\x0a"), keys), EMPTY)
 
 
 def nameless_header_mask(headers: pa.Array) -> pa.Array:
     """Return a boolean for each message, as a column: true if one of its headers has no name."""
-    names = _split_headers(headers)[1]
-    rows = pc.list_parent_indices(headers).filter(names.is_null())
+    rows = pc.list_parent_indices(headers).filter(_split_headers(headers)[1].is_null())
     return pc.is_in(pa.array(range(len(headers)), rows.type), value_set=rows)
 
 

@@ -375,7 +375,7 @@ def as_groups(
     elif hasattr(messages, "__index__"):
         raise TypeError("send(task, payload): the payload is missing")
     elif isinstance(messages, (str, bytes, bytearray, memoryview, Mapping, TaskMessage)):
-        raise MessageError(f"send a list of TaskMessages, or a task and a payload, not {messages!r:.100}")
+        raise MessageError(f"send TaskMessages, or a task and a payload, not a {type(messages).__name__}")
     else:
         batch = TaskMessageBatch(messages, source=source)
     groups = tuple([group.without_routing() for group in batch.groups])

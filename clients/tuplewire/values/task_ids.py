@@ -95,8 +95,7 @@ def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
     """Return task ids as a list without duplicates. Raise InvalidTaskError if one is invalid, or for none."""
     if isinstance(tasks, str | bytes):
         raise InvalidTaskError(f"tasks are numbers, such as [42], not {tasks!r}")
-    several = tasks if isinstance(tasks, Iterable) else [tasks]
-    found = list(dict.fromkeys(map(check_task, several)))
+    found = list(dict.fromkeys(map(check_task, tasks if isinstance(tasks, Iterable) else [tasks])))
     if not found:
         raise InvalidTaskError("no task is named: give one or more, such as [42]")
     return found

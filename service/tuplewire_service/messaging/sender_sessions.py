@@ -197,8 +197,7 @@ class _PathInboundSession:
             # pull() releases messages in the thread of its caller, but credit is not thread-safe.
             self._loop.call_soon_threadsafe(self.release, task, messages, size_bytes)
             return
-        flow_id = flow_id_of(task, self._path) if self._path else task
-        self.session.release(flow_id, messages, size_bytes)
+        self.session.release(flow_id_of(task, self._path) if self._path else task, messages, size_bytes)
 
 
 SHARE_LEASE_SECONDS = 3.0

@@ -182,8 +182,7 @@ class Rejections:
         # The ledger distinguishes both outcomes.
         if dead_letter_task is None:
             return None, DropReason.REJECTED
-        now_micros = time.time_ns() // 1000
-        letter = dead_letter(group, dead_letter_task, rejections, rejection.reason, now_micros)
+        letter = dead_letter(group, dead_letter_task, rejections, rejection.reason, time.time_ns() // 1000)
         return letter, DropReason.DEAD_LETTERED
 
     @property

@@ -201,8 +201,7 @@ class Timekeeper:
         """Sample the delay of the loop and the blocking tasks four times a second until cancelled."""
         while True:
             now = self._clock()
-            tasks = self._servers.tasks_without_credit()
-            blocked = {(task, self._router.place_of(task)) for task in tasks}
+            blocked = {(task, self._router.place_of(task)) for task in self._servers.tasks_without_credit()}
             blocked.update(self._router.connections.blocked_tasks())
             self._blocking.add(blocked, now - self._sampled_at)
             self._sampled_at = now

@@ -210,7 +210,7 @@ class TestAsGroups:
         with pytest.raises(TypeError, match="the payload is missing"):
             as_groups(1)
         for single in (b"", bytearray(), "", dict[str, int](), TaskMessage(1, b"a")):
-            with pytest.raises(MessageError, match="a list of TaskMessages, or a task and a payload, not"):
+            with pytest.raises(MessageError, match="send TaskMessages, or a task and a payload, not a "):
                 as_groups(single)
         with pytest.raises(InvalidTaskError, match="a task id is an integer"):
             as_groups(TaskMessageBatch(), b"a")

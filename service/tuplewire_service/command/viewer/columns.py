@@ -74,8 +74,7 @@ class Row:
     @classmethod
     def from_message(cls, message: Message, **others: Any) -> Self:
         """Return a row of `others` and of the message's fields that have the names of the row's fields."""
-        same = {name: getattr(message, name) for name in cls.__slots__ if name not in others}
-        return cls(**same, **others)
+        return cls(**{name: getattr(message, name) for name in cls.__slots__ if name not in others}, **others)
 
     @classmethod
     @cache
