@@ -24,7 +24,7 @@ from tuplewire.settings.config import check_timeout
 from tuplewire.subscription import Closeable
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
-from tuplewire.values.headers import DEADLINE, REPLY_TO, parse_number
+from tuplewire.values.headers import DEADLINE, REPLY_TO, parse_reply_task
 from tuplewire.values.message import TaskMessage
 from tuplewire.values.task_ids import check_tasks
 
@@ -38,7 +38,7 @@ _FIRST_POLL_SECONDS = 1.0
 
 def build_answer(message: TaskMessage, payload: bytes, *extra_headers: tuple[str, bytes]) -> TaskMessage:
     """Return the answer to a request, with more headers. Raises MessageError if it is not a request."""
-    if (reply_to := parse_number(getattr(message, "headers", ()), REPLY_TO)) is None:
+    if (reply_to := parse_reply_task(getattr(message, "headers", ()))) is None:
         raise errors.MessageError("the message is not a request: check message.is_request before you answer")
     correlation = dict(message.headers).get(CORRELATION)
     return TaskMessage(reply_to, payload, headers=[(CORRELATION, correlation), *extra_headers])

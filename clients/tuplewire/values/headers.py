@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from tuplewire.errors import MalformedError, MessageError
+from tuplewire.errors import MAX_TASK, MalformedError, MessageError
 from tuplewire.values.group import as_bytes
 
 TOMBSTONE = "tuplewire-tombstone"
@@ -18,7 +18,6 @@ REPLY_TO = "tuplewire-reply-to"
 """The header of a request: the task that receives the answer, in decimal digits."""
 DEADLINE = "tuplewire-deadline"
 """The header with the time at which the sender of a request stops waiting, in milliseconds since 1970."""
-_MAX_DIGITS = 18
 
 
 def encode_headers(key: Any, headers: Any) -> bytes:
@@ -73,7 +72,13 @@ def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes
 def parse_number(headers: Iterable[tuple[str, bytes | None]], name: str) -> int | None:
     """Return the number in a header; None if there is no such header, or no number in it."""
     value = dict(headers).get(name) or b""
-    return int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else None
+    return int(value) if value.isdigit() and len(value) <= 18 else None
+
+
+def parse_reply_task(headers: Iterable[tuple[str, bytes | None]]) -> int | None:
+    """Return the task for the answer to a request; None if there is no such header, or no task id in it."""
+    task = parse_number(headers, REPLY_TO)
+    return None if task is None or task > MAX_TASK else task
 
 
 def encode_header_column(

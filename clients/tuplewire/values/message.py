@@ -13,7 +13,7 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 
 from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError
 from tuplewire.values.group import BytesLike, as_bytes, check_task
-from tuplewire.values.headers import DEADLINE, REPLY_TO, decode_headers, encode_headers, parse_number
+from tuplewire.values.headers import DEADLINE, decode_headers, encode_headers, parse_number, parse_reply_task
 
 SHUTDOWN_TASK = -1
 """The task id of Storm's shutdown notice. It ends a receive loop and is never sent over a session."""
@@ -96,7 +96,7 @@ class TaskMessage:
     @property
     def is_request(self) -> bool:
         """True if the sender of the message waits for client.answer(). Raises as `headers`."""
-        return parse_number(self.headers, REPLY_TO) is not None
+        return parse_reply_task(self.headers) is not None
 
     @property
     def expired(self) -> bool:

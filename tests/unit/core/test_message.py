@@ -355,10 +355,9 @@ def test_deadlines(seconds: int, expired: bool) -> None:  # noqa: FBT001 - a par
 
 @pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 5000, "\u0663".encode(), None])
 def test_malformed_headers(value: bytes | None) -> None:
-    """Headers without a number count as missing; an invalid task for the answer is an error."""
+    """Headers without a number count as missing, and so does an invalid task for the answer."""
     message = TaskMessage(2, b"x", headers=[(REPLY_TO, value), (DEADLINE, value)])
-    assert (message.is_request, message.expired) == (False, False)
-    with pytest.raises(MessageError, match="not a request"):
-        build_answer(message, b"y")
-    with pytest.raises(InvalidTaskError):
-        build_answer(TaskMessage(2, b"x", headers=[(REPLY_TO, b"3000000000")]), b"y")
+    for each in (message, TaskMessage(2, b"x", headers=[(REPLY_TO, b"2147483648")])):
+        assert (each.is_request, each.expired) == (False, False)
+        with pytest.raises(MessageError, match="not a request"):
+            build_answer(each, b"y")
