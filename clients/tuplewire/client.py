@@ -81,8 +81,8 @@ class BaseClient(NotPicklable):
             topology: The worker's topology. Default: TUPLEWIRE_TOPOLOGY, or `default`.
             worker_id: The expected worker; messages wait while another one answers. Default: any worker.
             client_id: A name that is the same after a restart. Default: load.py@host:4711-1f0c9a3b, unique.
-            incarnation: Must increase with each restart of a `client_id`. A client with a higher one replaces
-                older clients. In Spark, use the taskAttemptId. Default: the time.
+            incarnation: From 0 to 2^64-1; must increase with each restart of a `client_id`. A client with a
+                higher one replaces older clients. In Spark, use the taskAttemptId. Default: the time.
             source: The sending task, if the client sends for a task.
             credentials: The files of TLS and of a token. Default: variables such as TUPLEWIRE_TLS_CA.
             **settings: The settings of the session.
@@ -98,7 +98,7 @@ class BaseClient(NotPicklable):
         self.source = None if source is None else check_task(source)
         self._worker_id = worker_id
         self._client_id = client_id
-        self._incarnation = None if incarnation is None else check_whole(incarnation, "incarnation")
+        self._incarnation = None if incarnation is None else check_whole(incarnation, "incarnation", 2**64)
         self._settings = SessionSettings.of(**settings)
         self._credentials = credentials
         _clients.add(self)
@@ -124,7 +124,8 @@ class BaseClient(NotPicklable):
     def _identity(self) -> Identity:
         if self._closed:
             raise ClosedError("the client is closed")
-        return Identity(self.topology, self._id, self._incarnation or time.time_ns())
+        incarnation = time.time_ns() if self._incarnation is None else self._incarnation
+        return Identity(self.topology, self._id, incarnation)
 
     def _new_sender(self) -> SendingEnd:
         """Return a sender that has not started to connect."""

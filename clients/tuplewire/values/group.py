@@ -43,10 +43,12 @@ def check_task(task: SupportsIndex) -> int:
     return number
 
 
-def check_whole(number: Any, name: str) -> int:
-    """Return a number of things as an int. Raises ConfigError, with the name, if it is not whole."""
+def check_whole(number: Any, name: str, stop: int | None = None) -> int:
+    """Return a whole number as an int, from 0 and below `stop` if given; or raise ConfigError for `name`."""
     if not hasattr(number, "__index__"):
         raise ConfigError(f"{name} is a whole number, not {number!r:.100}")
+    if stop is not None and not 0 <= to_int(number) < stop:
+        raise ConfigError(f"{name} is a whole number from 0 to {stop - 1}, not {number!r:.100}")
     return to_int(number)
 
 

@@ -23,7 +23,7 @@ class TransportSettings(Settings):
     PASSED = (TRANSPORT_KEY, "zmq.threads", "zmq.linger.millis", "zmq.hwm")
 
     worker_id: str = setting(ANY_TEXT, "", "id of this side, as reported to its peers; empty for a program")
-    incarnation: int = setting(integer(0), 0, "number that increases with every start; 0: the start time")
+    incarnation: int = setting(integer(0, 2**64 - 1), 0, "number, higher at each start; 0: the start time")
     host: str = setting(string("HOST"), "127.0.0.1", "address to bind")
     receive_messages: int = setting(
         integer(), 131_072, "maximum number of outstanding messages of all senders to one task"

@@ -28,11 +28,11 @@ from tuplewire_service.testing import eventually
 
 def test_newer_incarnation_fences_the_older(pair: Pair, task: int) -> None:
     """A client with the same id and a newer incarnation takes over; the older client can no longer send."""
-    older = client_of(pair.near.address, client_id="spout-1", incarnation=1)
+    older = client_of(pair.near.address, client_id="spout-1", incarnation=0)
     deliver(older, task, b"0")
-    with client_of(pair.near.address, client_id="spout-1", incarnation=2) as newer:
+    with client_of(pair.near.address, client_id="spout-1", incarnation=1) as newer:
         deliver(newer, task, b"1")
-        with pytest.raises(StaleIncarnationError, match="incarnation 2 has taken over"):
+        with pytest.raises(StaleIncarnationError, match="incarnation 1 has taken over"):
             eventually(lambda: older.send(task, b"2"), 10)
         older.close(0)
         assert older.ledger().balanced

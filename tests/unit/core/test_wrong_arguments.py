@@ -62,6 +62,8 @@ def worker(**arguments: Any) -> LocalWorkerProcess:
         (client, {"source": "x"}, InvalidTaskError, "a task id is an integer, not 'x'"),
         (client, {"source": {}}, InvalidTaskError, "a task id is an integer, not {}"),
         (client, {"incarnation": "x"}, ConfigError, "incarnation is a whole number, not 'x'"),
+        (client, {"incarnation": -1}, ConfigError, "from 0 to 18446744073709551615, not -1"),
+        (client, {"incarnation": 2**64}, ConfigError, "not 18446744073709551616"),
         (client, {"credentials": "secret"}, ConfigError, "tuplewire.Credentials, not a str"),
         (receive, {"count": "x"}, ConfigError, "count is a whole number, not 'x'"),
         (receive, {"count": 1.5}, ConfigError, "count is a whole number, not 1.5"),
