@@ -71,6 +71,14 @@ def _new_error(kind: type[TuplewireError]) -> TuplewireError:
     return kind.__new__(kind)  # without its constructor, which may have other arguments
 
 
+def fresh_copy(error: TuplewireError) -> TuplewireError:
+    """Return a copy of a stored error: each raise adds frames to its traceback, which keep payloads alive."""
+    copied = _new_error(type(error))
+    for name in (*error.__dict__, "args", "__cause__", "__suppress_context__", "__traceback__"):
+        setattr(copied, name, getattr(error, name))
+    return copied
+
+
 def to_tuplewire_error(error: BaseException) -> TuplewireError:
     """Convert the error that ended a thread to a TuplewireError."""
     if isinstance(error, TuplewireError):

@@ -94,7 +94,7 @@ class _PendingRequests:
     def are_answered(self) -> bool:
         """Return True if all answers have arrived. Raise the error of the call or of the subscription."""
         if self.unanswered and (error := self.error or self._receiver.failure):
-            raise error
+            raise errors.fresh_copy(error)
         if self.unanswered and self._receiver.is_closed:
             raise errors.ClosedError("the asker is closed")
         return not self.unanswered

@@ -21,7 +21,7 @@ from tuplewire.connection.loop import report_errors
 from tuplewire.connection.reconnecting_session import Identity
 from tuplewire.connection.stream import StreamOpener
 from tuplewire.connection.task_owners import TaskOwners
-from tuplewire.errors import ClosedError, RefusedError, TuplewireError, UnreachableError
+from tuplewire.errors import ClosedError, RefusedError, TuplewireError, UnreachableError, fresh_copy
 from tuplewire.session.backoff import Backoff
 from tuplewire.session.consume import ArrivedBatch, RejectedMessage
 from tuplewire.settings.addresses import Peer
@@ -132,7 +132,7 @@ class Receiver(Inbox):
         """Return True once the workers accept this, or a batch is here; with the lock. Errors: take()."""
         # After the end, the buffer lacks messages that an acknowledgement of later ones would include.
         if self.failure is not None:
-            raise self.failure
+            raise fresh_copy(self.failure)
         if self.is_closed:
             raise ClosedError(f"the subscription at {self.address} is closed")
         if timeout is None and self._admission_timed_out and not self.buffer:

@@ -202,7 +202,7 @@ class SendBuffer:
 
     def _raise_closed(self) -> NoReturn:
         text = f"the connection to {self.address} is closed{self.close_reason}"
-        raise self.failure or errors.ClosedError(text)
+        raise errors.fresh_copy(self.failure) if self.failure else errors.ClosedError(text)
 
     def _accept(self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False) -> bool:
         """Do the same as offer; with the lock, and without waking the loop.
@@ -290,7 +290,7 @@ class SendBuffer:
         with self.lock:
             refused = self.refused.take_texts()
             if self.failure is not None:
-                raise self.failure
+                raise errors.fresh_copy(self.failure)
             if refused:
                 raise errors.RefusedMessagesError(refused)
             if not self._all_settled:

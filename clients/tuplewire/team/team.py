@@ -241,7 +241,7 @@ class Team(Closeable):
         outgoing = next(steps)
         with self._exclusive_call():
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)  # only one thread calls this
             kind, key = (Kind.SEND, name) if name in {"send", "recv"} else (Kind.CALL, "calls")
             number = self._last_numbers[key] = self._last_numbers[key] + 1
             self._connection.begin(number, f"{name} #{number}{details}", seconds)

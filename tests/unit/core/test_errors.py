@@ -7,13 +7,17 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 import tuplewire
 import tuplewire_service
 from tuplewire import errors
+from tuplewire.connection.receiver import Receiver
+from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.errors import (
     ConfigError,
     MessageError,
@@ -23,11 +27,15 @@ from tuplewire.errors import (
     TuplewireError,
     refusal_error,
 )
+from tuplewire.request_reply import _PendingRequests
+from tuplewire.team.team import Team
 from tuplewire.wire import messaging_pb2
 from tuplewire_service.messaging.server_stream import ended_to_wire
 from tuplewire_topology import Stream, Tuple
 from tuplewire_topology.authoring.component import TaskError
 from tuplewire_topology.authoring.tuples import TupleSource
+from tuplewire_topology.clusters.worker_process import WorkerProcess
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.statistics import Failure, ProcessFailedError
 
 CODES = sorted(
@@ -108,6 +116,29 @@ def test_every_error_travels(kind: type[TuplewireError]) -> None:
         assert again.odd == "Odd: odd"
         assert again.__notes__ == ["a note"]
         assert repr(again.__cause__) == "ZeroDivisionError('by zero')"
+
+
+@pytest.mark.parametrize(
+    "raise_stored",
+    [
+        SendBuffer._raise_closed,
+        lambda it: Receiver._pop_or_raise(it, None),
+        _PendingRequests.are_answered,
+        lambda it: Team._run(it, "barrier", iter([{}]), [], 1.0),  # type: ignore[arg-type]
+        ExecutorGroup.raise_if_failed,
+        WorkerProcess.raise_if_failed,
+    ],
+)
+def test_a_stored_error_does_not_grow(raise_stored: Callable[[Any], object]) -> None:
+    """The traceback of a stored error, which keeps the frames of callers alive, does not grow."""
+    stored, lengths = _made(RefusedError), set[int]()
+    names = dict.fromkeys(("failure", "_failure", "error", "_given_up"), stored)
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="because") as raised:
+            raise_stored(MagicMock(**names))
+        assert (raised.value.__dict__, raised.value.__cause__) == (stored.__dict__, stored.__cause__)
+        lengths.add(len(raised.traceback))
+    assert len(lengths) == 1
 
 
 def test_errors_with_more_than_words_travel() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, to_tuplewire_error
+from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, fresh_copy, to_tuplewire_error
 from tuplewire.identity.credentials import Credentials
 from tuplewire.packing.packing import READ_ERRORS, pack_values, read_value
 from tuplewire.processes.child import Child, Command, LaunchError
@@ -214,9 +214,9 @@ class WorkerProcess:
     def raise_if_failed(self) -> None:
         """Raise the failure of the process, if it is not restarted."""
         if self._failure is not None and not self._settings.max_restarts:
-            raise self._failure
+            raise fresh_copy(self._failure)
         if self._given_up is not None:
-            raise self._given_up
+            raise fresh_copy(self._given_up)
 
     def statistics(self) -> tuple[list[ExecutorStatistics], list[ExecutorHeartbeat]]:
         """Return snapshots of its executors, and their activity at the last heartbeat."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire import tracing
-from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError, to_tuplewire_error
+from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError, fresh_copy, to_tuplewire_error
 from tuplewire.grouping.grouping import Locality
 from tuplewire_topology.acking.acker import RETAINED_ROTATIONS, AckerClient, LocalTracker
 from tuplewire_topology.authoring.collector import EmittedTuples
@@ -188,7 +188,7 @@ class ExecutorGroup:
     def raise_if_failed(self) -> None:
         """Raise the failure, if there is one."""
         if self.failure is not None:
-            raise self.failure
+            raise fresh_copy(self.failure)
 
     def close(self, timeout: float = 10.0) -> None:
         """Deactivate the spouts, wait up to `timeout` seconds until idle, then end executors and link.
