@@ -104,7 +104,8 @@ class Client(BaseClient):
         """
         if kind is None:
             try:
-                await self.flush()
+                if self._sender is not None and not self._sender.buffer.ended:  # not after a close()
+                    await self.flush()
             finally:  # drops messages only if the flush failed or was cancelled
                 await self.close(0)
         else:

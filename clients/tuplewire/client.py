@@ -306,6 +306,7 @@ class Client(BaseClient, AnswerMethods):
         Raises:
             FlushTimeoutError: The timeout has passed. Messages stay pending and may still arrive.
             RefusedMessagesError: The worker has refused messages since the last flush.
+            ClosedError: close() has dropped messages, for example in another thread.
             RefusedError: The worker has refused the session; the text has the reason.
 
         Example:
@@ -390,7 +391,8 @@ class Client(BaseClient, AnswerMethods):
         """Flush and close within flush_timeout_seconds. After an error only close, and raise that error."""
         if kind is None:
             try:
-                self.flush()
+                if self._sender is not None and not self._sender.buffer.ended:  # not after a close()
+                    self.flush()
             finally:  # drops messages only if the flush failed
                 self.close(0)
         else:

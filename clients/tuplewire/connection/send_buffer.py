@@ -200,8 +200,8 @@ class SendBuffer:
             session.max_message_bytes,
         )
 
-    def _raise_closed(self) -> NoReturn:
-        text = f"the connection to {self.address} is closed{self.close_reason}"
+    def _raise_closed(self, suffix: str = "") -> NoReturn:
+        text = f"the connection to {self.address} is closed{self.close_reason}{suffix}"
         raise errors.fresh_copy(self.failure) if self.failure else errors.ClosedError(text)
 
     def _accept(self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False) -> bool:
@@ -259,7 +259,7 @@ class SendBuffer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until no message is pending. Do not call this on the event loop.
 
-        Raises FlushTimeoutError, RefusedMessagesError, or the error that closed the session.
+        Raises FlushTimeoutError, RefusedMessagesError, ClosedError, or the error that closed the session.
         """
         self._request_acks()
         with self.lock:
@@ -288,11 +288,11 @@ class SendBuffer:
 
     def _raise_flush_error(self, timeout: float | None) -> None:
         with self.lock:
-            refused = self.refused.take_texts()
-            if self.failure is not None:
-                raise errors.fresh_copy(self.failure)
-            if refused:
+            refused, dropped = self.refused.take_texts(), self.ledger().dropped[DropReason.CLOSED]
+            if refused and self.failure is None:
                 raise errors.RefusedMessagesError(refused)
+            if dropped or self.failure is not None:
+                self._raise_closed(f"; {counted(dropped, 'message')} not acknowledged, and dropped")
             if not self._all_settled:
                 text = f"{self._pending_text} not acknowledged after {timeout} s{self._problem()}"
                 raise errors.FlushTimeoutError(text)

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from tuplewire import tracing
 from tuplewire.client import Client
-from tuplewire.errors import ClosedError, TuplewireError
+from tuplewire.errors import ClosedError, RefusedMessagesError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.request_reply import AnswerMethods, Asker
 from tuplewire.settings.addresses import ADDRESS_VARIABLE, resolve_address
@@ -70,6 +70,7 @@ class BlockClient(NotPicklable, AnswerMethods):
         self.depth = 0
         """The number of open blocks."""
         self._unflushed = False
+        self._refused_count = _refused_count(client)
 
     def __del__(self) -> None:
         self.record_unflushed()
@@ -129,8 +130,12 @@ class BlockClient(NotPicklable, AnswerMethods):
         self._unflushed = False  # before the wait: another thread may send during it
         try:
             client.flush(timeout)
+            if _refused_count(client) > self._refused_count:  # another block has taken the reasons
+                raise RefusedMessagesError(["the error of another block with this connection lists them"])
         except TuplewireError:
             self._unflushed = True
+            if self.depth == 1:
+                self._refused_count = _refused_count(client)
             raise
 
     def recv(
@@ -172,8 +177,8 @@ class ClientHandle(VersionChecked):
     (`.write.format("tuplewire")`) removes the duplicates of attempts.
 
     Raises:
-        FlushTimeoutError, RefusedMessagesError, RefusedError: See Client.flush(). On leaving the block, which
-            then closes the connection; the next block opens a new one.
+        FlushTimeoutError, RefusedMessagesError, RefusedError, ClosedError: See Client.flush(). On leaving the
+            block, which then closes the connection. Other open blocks fail, too; the next opens a new one.
     """
 
     @expand_settings
@@ -201,18 +206,12 @@ class ClientHandle(VersionChecked):
         SessionSettings.of(**settings)
         if address is not None:
             resolve_address(address)
-        self._arguments: dict[str, Any] = {
-            "address": address,
-            "topology": topology,
-            "source": source,
-            "credentials": credentials,
-            **settings,
-        }
+        arguments = {"address": address, "topology": topology, "source": source, "credentials": credentials}
+        self._arguments: dict[str, Any] = {**arguments, **settings}
         self._timeout = timeout
 
     def __repr__(self) -> str:
-        where = self._arguments["address"] or f"${ADDRESS_VARIABLE}"
-        return f"<ClientHandle {where}>"
+        return f"<ClientHandle {self._arguments['address'] or f'${ADDRESS_VARIABLE}'}>"
 
     def _key(self) -> _Key:
         arguments = self._arguments | {"address": resolve_address(self._arguments["address"])}
@@ -271,6 +270,11 @@ class ClientHandle(VersionChecked):
                     block.invalidate()
                     _open_blocks.pop(key, None)
                     _task_blocks.pop(key, None)
+
+
+def _refused_count(client: Client) -> int:
+    """Return the number of dropped messages, except by the setting `overflow`."""
+    return sum(count for reason, count in client.ledger().dropped.items() if reason != "overflow")
 
 
 @lru_cache(1)

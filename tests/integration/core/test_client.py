@@ -435,6 +435,20 @@ async def test_cancelled_send_is_all_or_nothing(nobody: str) -> None:
     await client.close(0)
 
 
+async def test_a_flush_reports_messages_that_close_drops(nobody: str) -> None:
+    """A flush during close(0), or after it, raises ClosedError, as the messages are not acknowledged."""
+    client, other = client_of(nobody), aio_client_of(nobody)
+    client.send(numbered(0, range(2)))
+    await other.send(numbered(0, range(2)))
+    during = [asyncio.create_task(each) for each in (asyncio.to_thread(client.flush), other.flush())]
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(client.close, 0)
+    await other.close(0)
+    for flush in (*during, asyncio.to_thread(client.flush), other.flush()):
+        with pytest.raises(ClosedError, match="2 messages not acknowledged, and dropped"):
+            await flush
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_programs_that_end_their_loops_leave_no_error(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     """Dropping clients and closing the event loop, repeatedly, logs no asyncio errors."""

@@ -123,6 +123,19 @@ def test_an_error_in_one_block_leaves_the_other(workers: Pair, handle: ClientHan
     assert queued(workers.near, task) == 2
 
 
+@pytest.mark.parametrize("errors", [(RefusedMessagesError,) * 2, (FlushTimeoutError, ClosedError)])
+def test_a_failed_flush_fails_other_blocks(workers: Pair, errors: tuple[type[Exception], ...]) -> None:
+    """A flush reports the refusals of all blocks, and an error drops all messages: all blocks fail."""
+    address, timeout = ("127.0.0.1:1", 0.1) if ClosedError in errors else (workers.near.address, 20)
+    handle = ClientHandle(address, topology=TOPOLOGY, timeout=timeout)
+    client = handle.__enter__()
+    client.send(numbered(99_999, range(1)))
+    with pytest.raises(errors[0]), handle:
+        pass
+    with pytest.raises(errors[1], match=r"another block|1 message .* dropped"):
+        handle.__exit__(None)
+
+
 def test_missing_worker_and_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unreachable worker fails the block; a wrong setting fails the creation of the handle."""
     with (

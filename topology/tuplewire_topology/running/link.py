@@ -184,7 +184,7 @@ class Link:
             for tasks in list(self._subscriptions):
                 self.unsubscribe(tasks)
             self._client.flush(max(0.0, deadline - time.monotonic()))
-        except (FlushTimeoutError, RefusedMessagesError):
+        except (ClosedError, FlushTimeoutError, RefusedMessagesError):
             if self.worker is None:
                 raise
         finally:
