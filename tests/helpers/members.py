@@ -75,12 +75,11 @@ class World:
 
     def round(self, registry: Registry, lost: frozenset[str] = frozenset()) -> control_pb2.Assignment | None:
         """Run one round of the membership's thread. Assignments for the addresses in `lost` do not arrive."""
-        addresses = dict.fromkeys([*self.wanted, *registry.addresses])
         answers = {
             address: self.workers[address].report(address, registry)
             if address in self.workers
             else UnreachableError("no route")
-            for address in addresses
+            for address in dict.fromkeys([*self.wanted, *registry.addresses])
         }
         registry.apply_poll(self.now, self.wanted, answers)
         issued = registry.decide()

@@ -198,8 +198,7 @@ class Network:
         self.links.append(link)
         context = contextvars.copy_context()
         context.run(process_name.set, process)
-        serve = self._serve(link, handlers[method])
-        self._calls[link] = context.run(self.loop.create_task, serve)
+        self._calls[link] = context.run(self.loop.create_task, self._serve(link, handlers[method]))
         try:
             yield _Client(link)
         finally:

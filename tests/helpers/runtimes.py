@@ -222,8 +222,7 @@ def passing(spout: Spout, bolt: Bolt | BasicBolt) -> Topology:
     builder.set_spout("numbers", spout)
     builder.set_bolt("pass", bolt, 2).fields_grouping("numbers", "number")
     count = builder.set_bolt("sums", Count(), 2).fields_grouping("pass", "number")
-    total = builder.set_bolt("total", Total()).global_grouping("sums")
-    for each in (count, total):
+    for each in (count, builder.set_bolt("total", Total()).global_grouping("sums")):
         each.add_configuration("topology.tick.tuple.freq.secs", 3600)
     return builder.create_topology()
 

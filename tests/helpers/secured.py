@@ -151,8 +151,7 @@ def secret_file(file: Path, content: str) -> Path:
 def token_files(folder: Path, *names: str) -> tuple[Path, dict[str, Credentials]]:
     """Write a worker's token file and one for each program; return it, and the credentials by name."""
     lines = {name: f"{name} {name}-{'0' * 20}" for name in names}
-    tokens = secret_file(folder / "tokens", "\n".join(lines.values()))
-    return tokens, {
+    return secret_file(folder / "tokens", "\n".join(lines.values())), {
         name: Credentials(token_file=str(secret_file(folder / name.replace("/", "-"), line)))
         for name, line in lines.items()
     }

@@ -62,8 +62,7 @@ def server(pipe: Connection, mode: str = "distributed", directory: str | None = 
 
 def sender(pipe: Connection, port: int) -> None:
     """Run a process that sends numbered messages to task 1 until it is killed."""
-    context = TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
-    client = context.connect(TOPOLOGY, HOST, port)
+    client = TransportFactory.make_context({TRANSPORT_KEY: "zmq"}).connect(TOPOLOGY, HOST, port)
     threads = Threads()
 
     def send() -> None:

@@ -64,8 +64,7 @@ def test_one_connection_per_process_across_jobs(
 
         with handle as client:
             for batch in batches:
-                payloads = batch.column("id").cast(pa.string())
-                client.send(TaskMessageBatch.from_arrow(TASK, payloads))
+                client.send(TaskMessageBatch.from_arrow(TASK, batch.column("id").cast(pa.string())))
         (connected,) = client_handle._clients.values()
         pending = connected.ledger().pending
         columns = {"process": [os.getpid()], "client": [id(connected)], "pending": [pending]}
@@ -113,8 +112,7 @@ FORGOTTEN = r"UnflushedMessagesError: Spark's task attempt \d+ has sent messages
 
 def forget(handle: ClientHandle, payloads: Iterable[bytes]) -> None:
     """Send without a flush."""
-    client = handle.__enter__()
-    client.send(TaskMessageBatch.from_columns(LEFT, list(payloads)))
+    handle.__enter__().send(TaskMessageBatch.from_columns(LEFT, list(payloads)))
 
 
 def forget_in_foreach_partition(frame: DataFrame, handle: ClientHandle) -> None:
@@ -202,8 +200,7 @@ def test_only_the_first_rows(spark: SparkSession, address: str, handle: ClientHa
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with handle as client:
             for batch in batches:
-                messages = batch.column("id").cast(pa.string())
-                client.send(TaskMessageBatch.from_arrow(FIRST, messages))
+                client.send(TaskMessageBatch.from_arrow(FIRST, batch.column("id").cast(pa.string())))
                 client.flush()
                 yield batch
 

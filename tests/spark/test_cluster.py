@@ -35,8 +35,7 @@ TASKS = {0: [1, 7, 9, 11], 1: [2, 8, 10, 12]}
 def packed(home: Path, wheel: Path) -> Path:
     """Pack an environment as its page describes."""
     needed = ("grpc", "google", "typing_extensions", "pyarrow")
-    python = make_movable_interpreter(home / "environment", needed)
-    install(python, wheel)
+    install(make_movable_interpreter(home / "environment", needed), wheel)
     archive = home / "environment.tar.gz"
     venv_pack.pack(str(home / "environment"), str(archive), compress_level=0)
     return archive

@@ -63,8 +63,7 @@ def remote(spark: SparkSession) -> Iterator[str]:
 def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> None:
     """A client without a JVM writes, sends in functions, streams and reads; everything runs on the server."""
     with launch("spark", {0: [1, 2, 6], 1: [3, 4, 5, 7]}) as running:
-        address = running.endpoints[0].address
-        found = run_driver(__file__, remote, "rows", address, tmp_path)
+        found = run_driver(__file__, remote, "rows", running.endpoints[0].address, tmp_path)
     assert found == {"rows": 1000, "different rows": 1000, "pairs": [100, 100]}
 
 

@@ -57,8 +57,7 @@ def interrupted(arguments: list[str], when: Callable[[str], object]) -> tuple[in
 
 def _handles_alarm(process: int) -> bool:
     """Return True if a process handles SIGALRM, as from the first line of the command on."""
-    status = Path(f"/proc/{process}/status").read_text()
-    [caught] = re.findall(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    [caught] = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
     return bool(int(caught, 16) >> (signal.SIGALRM - 1) & 1)
 
 

@@ -62,10 +62,9 @@ def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: 
             encode_frame(number, [[TaskGroup.of(task, [b"x"])]], assignment_version=1)
             for number, task in ((1, 1), (2, 2))
         ]
-        answer = talk(a, SEND, [hello(), *frames])
         refusals = [
             (refusal.task, refusal.code, refusal.owner_address)
-            for response in answer.responses
+            for response in talk(a, SEND, [hello(), *frames]).responses
             for refusal in pb.SendResponse.FromString(response).ack.refusals
         ]
         assert refusals == [(1, pb.ERROR_CODE_STALE_ASSIGNMENT, b.address)]

@@ -129,8 +129,7 @@ print(json.dumps({
 def test_fork_with_open_streams(pair: Pair, support: int | None) -> None:
     """The parent loses no messages when it forks while another thread sends; each child can send, too."""
     tasks = [pair.near_task(), pair.near_task()]
-    found = _run_script(_FORK, support, address=pair.near.address, tasks=tasks)
-    assert found == {
+    assert _run_script(_FORK, support, address=pair.near.address, tasks=tasks) == {
         "codes": [0, 0, 0],
         "in_order": True,
         "received": 5000,

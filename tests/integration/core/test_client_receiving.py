@@ -44,8 +44,7 @@ def test_two_consumers_with_one_identity(pair: Pair, task: int) -> None:
         with two.recv([task], timeout=20) as second, client_of(pair.near.address) as sender:
             sender.send(numbered(task, range(300, 600)))
             for number in range(600):
-                batch = next(second)
-                for group in batch.groups:
+                for group in next(second).groups:
                     assert group.redelivered or seen.isdisjoint(group.payloads())
                     seen.update(group.payloads())
                 if not number:

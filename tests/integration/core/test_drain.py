@@ -257,8 +257,7 @@ def test_a_drained_worker_that_is_still_listed_blocks_nothing(
         a, b, c = (stack.enter_context(one_worker(name, *flags, directory=tmp_path)) for name in "abc")
         assign((a, b, c), 1, {a: [], b: [1], c: []})
         ready(a, b, c)
-        sender = stack.enter_context(client_of(a.address))
-        sender.send(numbered(1, range(2000)))
+        stack.enter_context(client_of(a.address)).send(numbered(1, range(2000)))
         eventually(lambda: queued(b, 1) == 64)
         if consumed:
             with client_of(b.address) as reader, reader.recv([1], timeout=20) as batches:
@@ -377,8 +376,7 @@ def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Pa
 
         place(1, a, a, b, c)
         ready(a, b, c)
-        sender = stack.enter_context(client_of(b.address, ack_mode="processed"))
-        sender.send(numbered(1, range(10)))
+        stack.enter_context(client_of(b.address, ack_mode="processed")).send(numbered(1, range(10)))
         eventually(lambda: queued(a, 1) == 10)
         begin_drain(b)
         stack.enter_context(client_of(b.address)).send([])  # connects
@@ -388,8 +386,7 @@ def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Pa
         place(2, c, a)
         eventually(lambda: ledger(c).accepted == 10, 20, "c has them")
         place(4, a, a, b, c)
-        consumer = stack.enter_context(client_of(a.address))
-        with consumer.recv([1], timeout=20) as subscription:
+        with stack.enter_context(client_of(a.address)).recv([1], timeout=20) as subscription:
             assert numbers(collect(subscription, 10)) == list(range(10))
             eventually(lambda: has_ended(b), 50, "drained")
 
@@ -404,8 +401,7 @@ def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) 
         tasks = {("a", a.address): [1], ("b", proxy.address): [2]}
         assign((a, b), 1, tasks)
         ready(a, b)
-        sender = stack.enter_context(client_of(a.address))
-        deliver(sender, numbered(2, range(5000)))
+        deliver(stack.enter_context(client_of(a.address)), numbered(2, range(5000)))
         eventually(lambda: queued(b, 2) == 64)
         begin_drain(a)
         log = tmp_path / "a-0" / "worker-0.log"

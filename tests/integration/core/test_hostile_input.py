@@ -226,8 +226,7 @@ def test_refused_frame_takes_nothing_with_it(endpoint: Endpoint) -> None:
     broken = talk(endpoint, SEND, [hello(**same), good, b"\x12" + varint(len(body)) + body])
     assert (broken.status, broken.error) == MALFORMED
     assert queued(endpoint, task) == 1
-    epoch = pb.SendResponse.FromString(broken.responses[0]).welcome.session_id
-    again = hello(**same, session_id=epoch)
+    again = hello(**same, session_id=pb.SendResponse.FromString(broken.responses[0]).welcome.session_id)
     resumed = talk(endpoint, SEND, [again, frame(1, task=task), frame(3, task=task)])
     assert pb.SendResponse.FromString(resumed.responses[0]).welcome.accepted_sequence == 1
     assert resumed.error == "SEQUENCE_GAP"

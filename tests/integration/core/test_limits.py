@@ -170,8 +170,7 @@ def _takes(address: str) -> bool:
 
 def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
     """A connection without a handshake ends, with and without TLS; so does one that opens no stream."""
-    files = Authority().issue(_NAME).write(tmp_path / "files")
-    for flags in ([], tls_flags(files)):
+    for flags in ([], tls_flags(Authority().issue(_NAME).write(tmp_path / "files"))):
         directory = tmp_path / str(len(flags))
         directory.mkdir()
         with (

@@ -70,8 +70,7 @@ def test_the_processes_of_a_topology() -> None:
 
 def test_an_open_address_would_be_seen(tmp_path: Path) -> None:
     """The check finds an address that is open to the network."""
-    flags = ["--listen=[::]:0", "--allow-plaintext"]
-    with WorkerProcesses(1, "wide", directory=tmp_path, flags=flags):
+    with WorkerProcesses(1, "wide", directory=tmp_path, flags=["--listen=[::]:0", "--allow-plaintext"]):
         assert of_all_children() == [{"::", *LOOPBACK}]
 
 

@@ -171,8 +171,7 @@ def test_unequal_values_and_late_ranks(pair: Pair) -> None:
 
 def test_a_value_that_has_arrived_is_received_without_a_wait(pair: Pair) -> None:
     """recv() with a timeout of 0 returns a value that is there, also if it has many pieces."""
-    tasks = tasks_of(pair, 2)
-    join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
+    join = partial(Team, tasks_of(pair, 2), address=pair.near.address, topology=TOPOLOGY, timeout=20)
     with in_threads(partial(join, rank=1)) as (waiting,), join(rank=0) as first, waiting.result(20) as second:
         first.send(1, bytes(3 * MIB))
         arrived = second._connection._receiver.buffer

@@ -128,8 +128,7 @@ def test_a_ready_worker_can_be_scraped(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     file = assignment_file(tmp_path, 1, {("a", address): [0]})
     flags = (f"--listen={address}", f"--assignment-file={file}", f"--topology={TOPOLOGY}")
-    command = [sys.executable, "-c", SLOW_ADMIN_PORT]
-    with running(tmp_path, *flags, command=command) as worker:
+    with running(tmp_path, *flags, command=[sys.executable, "-c", SLOW_ADMIN_PORT]) as worker:
         eventually(lambda: "state=ready" in worker.log, 20, "ready")
         assert worker.log.index("the admin port is bound") < worker.log.index("state=ready")
 

@@ -162,8 +162,7 @@ def test_there_is_a_bound_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
         for client in clients:
             client.send(1, b"x")
         eventually(lambda: bound_server.statistics().refused_streams.get("RESOURCE_LIMIT", 0) > 0, timeout=20)
-        ready = eventually(lambda: [client for client in clients if is_ready(client)], timeout=20)
-        ready[0].close()
+        eventually(lambda: [client for client in clients if is_ready(client)], timeout=20)[0].close()
         eventually(lambda: len(recorder.received()) == 2, timeout=20)
 
 

@@ -26,8 +26,7 @@ def test_every_page_with_programs_is_pasted() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_prompt_takes_it(page: str) -> None:
     """Before Python 3.13, an empty line ends an indented block; pages in another form say where to paste."""
-    said = (ROOT / page).read_text(encoding="utf-8")
-    if FOR_A_FILE in " ".join(said.split()):
+    if FOR_A_FILE in " ".join((ROOT / page).read_text(encoding="utf-8").split()):
         return
     for language, text in blocks(page):
         typed: list[str] = []

@@ -163,8 +163,7 @@ def test_an_epoch_published_again_after_its_worker_was_replaced(workers: Workers
 def test_a_worker_that_still_drains_is_asked(workers: Workers) -> None:
     """The next driver also queries a worker that is still draining, although it has left the assignment."""
     far = ELSEWHERE["a"]
-    driver = Driver(workers)
-    driver.epoch(0, range(10), (TASK, far))
+    Driver(workers).epoch(0, range(10), (TASK, far))
     workers.put("b")
     leaving = workers.running.pop("a")
     with client_of(leaving.address) as client, client.recv([far], timeout=20) as batches:

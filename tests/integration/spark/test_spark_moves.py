@@ -285,8 +285,7 @@ def test_a_worker_that_dies_takes_its_messages(workers: Workers) -> None:
         send(workers, range(100), "a")
         end = running.plan(60)
         running.reader.latestOffset(end, ReadMaxRows(1))
-        dead = workers.running.pop("a")
-        os.kill(dead.process_id, signal.SIGKILL)
+        os.kill(workers.running.pop("a").process_id, signal.SIGKILL)
         workers.start("a")
         workers.put("b")
         with query(workers, timeout="1") as strict:

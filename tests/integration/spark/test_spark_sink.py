@@ -161,8 +161,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
         assert 100 <= queued(worker, SMALL_TASK) < 170
         assert metric(worker, "tuplewire_published_waiting_messages") == 300 - queued(worker, SMALL_TASK)
         begin_attempt(0, 61, epoch=1)
-        following = writer.write(iter([large(20)]))
-        writer.commit([following], 1)
+        writer.commit([writer.write(iter([large(20)]))], 1)
         assert numbers(take(worker, SMALL_TASK, 320)) == [*range(300), *range(20)]
         eventually(lambda: metric(worker, STAGED) == 0, 20)
         assert metric(worker, 'tuplewire_staged_bytes{place="disk"}') == 0
@@ -184,8 +183,7 @@ def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
                 iter([pa.RecordBatch.from_pydict({"task": tasks, "message": message, "key": key})])
             )
 
-        part = written(8)
-        writer.commit([part])
+        writer.commit([written(8)])
         assert isinstance(written(9).failure, BadRowsError)
         assert ledger(worker).accepted == 1
 

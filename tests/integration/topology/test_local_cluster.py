@@ -252,8 +252,7 @@ def test_a_slow_task_gets_little(workers: int, slow: int) -> None:
         def share() -> float | None:
             """Return the slow task's share of the tuples since the last call, or None if they are few."""
             executors = [each for each in running.status().executors if each.component == "work"]
-            arrived = Counter({each.tasks[0]: each.queue.arrived for each in executors})
-            latest = arrived - before
+            latest = Counter({each.tasks[0]: each.queue.arrived for each in executors}) - before
             if latest.total() < LATEST:
                 return None
             before.update(latest)

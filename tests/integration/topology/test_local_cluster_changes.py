@@ -207,8 +207,7 @@ def test_a_move_with_a_slow_bolt_is_completed(slow: str, monkeypatch: pytest.Mon
 
     feeder = FeederSpout(["number"])
     with LocalCluster() as cluster:
-        topology = pipeline({"s": feeder, "b": Slow(lambda _: None)}, tasks=2)
-        running = cluster.submit("t", THREE, topology)
+        running = cluster.submit("t", THREE, pipeline({"s": feeder, "b": Slow(lambda _: None)}, tasks=2))
         assert [running.worker_index(task) for task in (1, 2, 3)] == [0, 1, 2]
         monkeypatch.setattr(executor_group, "_OPEN_TIMEOUT_SECONDS", 1.0)
         blocking.set()

@@ -39,8 +39,7 @@ class Site:
         self.tls = self.authority.issue("worker.tuplewire").write(folder / "tls")
         self.tokens = secret_file(folder / "token", f"programs/driver {'0' * 20}\nprograms {'1' * 20}")
         rules = ROOT / "deploy" / "helm" / "tuplewire" / "files" / "permissions.toml"
-        conf = {**CONF, "mine.folder": str(folder)}
-        (folder / "program.json").write_text(json.dumps(conf))
+        (folder / "program.json").write_text(json.dumps({**CONF, "mine.folder": str(folder)}))
         (folder / "worker.toml").write_text(self._settings(rules))
         flags = (
             f"--config={folder}/worker.toml",

@@ -300,8 +300,7 @@ def test_a_full_queue_is_seen() -> None:
     feeder = FeederSpout(["number"])
     registry = CollectorRegistry()
     with LocalCluster() as cluster:
-        conf = {"topology.executor.receive.buffer.size": 4}
-        running = cluster.submit("t", conf, waiting(feeder, go))
+        running = cluster.submit("t", {"topology.executor.receive.buffer.size": 4}, waiting(feeder, go))
         registry.register(ProgramCollector(running.metrics))
         for number in range(20):
             feeder.feed([number])

@@ -94,8 +94,7 @@ def test_foreign_and_malformed_messages(caplog: pytest.LogCaptureFixture) -> Non
     """Bytes that are not a tuple are dropped and logged; messages to an unknown task are refused."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
-    serializer = TupleSerializer(topology)
-    good = serializer.serialize(Tuple(["word"], topology.source(3, "default")))
+    good = TupleSerializer(topology).serialize(Tuple(["word"], topology.source(3, "default")))
     with (
         hosted(topology, [1], transport="grpc") as (here,),
         Client(here.peer.address, topology="t") as client,
@@ -134,8 +133,7 @@ def test_a_lost_subscription_fails_the_worker() -> None:
     with workers_with([1], topology="t", drain_seconds=0.1) as processes:
         address = processes.endpoints[0].unix_address
         topology = word_count(counts)
-        link = Link(Client(address, topology="t"))
-        worker = ExecutorGroup(topology, [1], topology_id="t", link=link)
+        worker = ExecutorGroup(topology, [1], topology_id="t", link=Link(Client(address, topology="t")))
         worker.start()
         with Client(address, topology="t") as other:
             word = Tuple(["word"], topology.source(3, "default"))
@@ -173,8 +171,7 @@ def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
 
 def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A worker that closes before its executors' messages are taken logs the number of dropped messages."""
-    topology = word_count(Counter())
-    with hosted(topology, [2], [1]) as (here, _):
+    with hosted(word_count(Counter()), [2], [1]) as (here, _):
         here.link.send([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])])
         eventually(lambda: here.handle.ledger().accepted == 3, SECONDS)
     told = [each["messages_by_reason"] for each in logged(caplog, "worker.messages_dropped")]

@@ -80,8 +80,7 @@ def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
     ]
     names = [name for _, name in expected]
     seen.await_spans(lambda: {each.name for each in seen.spans} >= set(names), "every span")
-    sent = seen.named(names[0])[0]
-    spans = [each for each in seen.trace(sent.trace) if each.name in names]
+    spans = [each for each in seen.trace(seen.named(names[0])[0].trace) if each.name in names]
     assert [(each.service, each.name) for each in spans] == expected
     send, forward, queue, receive, process, reply = spans
     assert send.parent == ""
@@ -135,8 +134,7 @@ def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
     about = {"tuplewire.worker.tracing": True, "tuplewire.worker.trace_sample_ratio": 0.05}
     with DistributedCluster() as cluster:
         conf = {"topology.workers": 2, **about}
-        running = cluster.submit("words", conf, "helpers.words:topology", collect=["count"])
-        running.finish(120)
+        cluster.submit("words", conf, "helpers.words:topology", collect=["count"]).finish(120)
         seen.await_spans(lambda: seen.named("execute count"), "the last bolt")
     emitted = {each.id: each for each in seen.named("emit lines")}
     assert 0 < len(emitted) < 900

@@ -156,8 +156,7 @@ def test_a_link_that_closes_ends_the_wait(waiting: tuple[Hosted, Taker, threadin
 
 def test_what_is_not_executed_is_bounded(topology: Topology) -> None:
     """Executors get a limited number of messages; the rest stays in the receive queue."""
-    conf = {"topology.executor.receive.buffer.size": 10}
-    with hosted(topology, [4], [1], conf=conf) as (here, there):
+    with hosted(topology, [4], [1], conf={"topology.executor.receive.buffer.size": 10}) as (here, there):
         taker = Taker(there, 1)
         for number in range(50):
             here.link.send([TaskGroup.of(1, [b"%d" % number])])
@@ -233,8 +232,7 @@ def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptu
 
 def test_a_program_without_an_assignment_has_nothing_to_report() -> None:
     """A restarted process answers its cluster before it has its assignment again."""
-    topology = helpers.words.topology()
-    worker = host("here", topology, "local")
+    worker = host("here", helpers.words.topology(), "local")
     program = TopologyProgram(worker.handle, "helpers.words:topology", {"topology.acker.executors": 0})
     assert read_value(program.call(pack_values(["get_report", 1])), 0)[0] == [None, None]
     assert program.close(SECONDS)

@@ -261,8 +261,7 @@ def test_headers_stay_with_their_messages(
 @given(mixed)
 def test_headers_in_arrow(model: list[TaskMessage]) -> None:
     """Conversion to Arrow and back returns the same keys and headers, in order, with the same encoding."""
-    batch = TaskMessageBatch(model)
-    table = batch.to_arrow(headers=True)
+    table = TaskMessageBatch(model).to_arrow(headers=True)
     table.validate(full=True)
     assert table.column("key").to_pylist() == [message.key for message in model]
     assert [

@@ -359,8 +359,7 @@ class Cluster(CountedSteps):
             self.adds_up()
         for program in self.programs:
             for task in TASKS:
-                lives = self.lives[program.source, task]
-                missing = set(range(program.offered[task])) - lives.seen
+                missing = set(range(program.offered[task])) - self.lives[program.source, task].seen
                 assert not missing, f"{program.source} to {task}: {sorted(missing)} are lost"
 
     def _settled(self) -> bool:

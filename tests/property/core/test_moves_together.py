@@ -117,8 +117,7 @@ class Cluster:
         for at in WORKERS:
             self.tell(at)
         self.settle()
-        owner = next(at for at in WORKERS if self.assignments[-1].tasks_of(f"w{at}"))
-        there = self.queue(owner)
+        there = self.queue(next(at for at in WORKERS if self.assignments[-1].tasks_of(f"w{at}")))
         assert len(set(there)) == len(there)
         of_source: defaultdict[int, list[int]] = defaultdict(list)
         for source, number in there:

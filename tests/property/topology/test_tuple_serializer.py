@@ -126,8 +126,7 @@ def test_round_trip(row: list[Any], message_id: Any) -> None:
 @given(st.integers(1, 500))
 def test_every_task_has_its_own_origin(task: int) -> None:
     """The source distinguishes the tasks of one component."""
-    sent = Tuple(["x"], TOPOLOGY.source(task, "ä:b"))
-    received = SERIALIZER.deserialize(SERIALIZER.serialize(sent))
+    received = SERIALIZER.deserialize(SERIALIZER.serialize(Tuple(["x"], TOPOLOGY.source(task, "ä:b"))))
     assert (received.source_component, received.source_task, received.source_stream) == ("many", task, "ä:b")
 
 

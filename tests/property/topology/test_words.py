@@ -25,8 +25,7 @@ def read(topology: Topology, task: int) -> tuple[list[str], list[tuple[object, .
     """Return the lines that a spout emits, and the skipped ones."""
     spout = Lines(topology.component("lines").prototype.path)
     outbox, errors = Outbox(topology, task), list[Exception]()
-    context = TopologyContext("t", topology, task)
-    spout.open({}, context, SpoutOutputCollector(outbox, errors.append))
+    spout.open({}, TopologyContext("t", topology, task), SpoutOutputCollector(outbox, errors.append))
     while not spout.exhausted:
         spout.next_tuple()
     spout.close()

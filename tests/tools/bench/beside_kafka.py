@@ -93,8 +93,7 @@ def _measured(given: argparse.Namespace) -> str:
     with broker() as (kafka, version), WorkerProcesses(2, TOPOLOGY, flags=_ROOM) as workers:
         workers.assign(ASSIGNMENT)
         progress("starting Spark")
-        addresses = [each.address for each in workers.endpoints]
-        with Agent(spark_and_kafka, addresses, jars, kafka) as spark:
+        with Agent(spark_and_kafka, [each.address for each in workers.endpoints], jars, kafka) as spark:
             found = list(_measure(spark, given))
     return (
         f"{table(found)}\n\n"

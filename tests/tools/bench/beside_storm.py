@@ -64,8 +64,7 @@ class StormLinks(Links):
         script = str(POM.parent / "Hop.java")
         server = self.agent([*self._runner, script, "server", str(port)])
         server.ask("begin", look="count")  # answered once it listens
-        client = self.agent([*self._runner, script, "client", str(port)])
-        link = Link(name, client, server)
+        link = Link(name, self.agent([*self._runner, script, "client", str(port)]), server)
         for frame in (1, 1000):
             progress(f"Storm's JVMs warm up: lists of {frame}")
             link.trial(Cell(name, frame), _WARM_SECONDS)

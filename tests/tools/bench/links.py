@@ -262,8 +262,7 @@ class Links:
         return self._peer(name)
 
     def _path(self, name: LinkName, path: _Path) -> Link:
-        processes = WorkerProcesses(len(path.tasks), TOPOLOGY, flags=path.flags)
-        workers = self._stack.enter_context(processes)
+        workers = self._stack.enter_context(WorkerProcesses(len(path.tasks), TOPOLOGY, flags=path.flags))
         workers.assign(dict(enumerate(path.tasks)))
         near, at = workers.endpoints[0], workers.endpoints[path.receive_at]
         receiver = self.agent(path.receiver[0], at.address, *path.receiver[1:])

@@ -101,8 +101,7 @@ def test_nobody_else_is_called_slow(words: Did, count: Did) -> None:
 
 def test_a_full_queue_is_enough() -> None:
     """A full queue suffices, because a spout with a pending limit never waits for space."""
-    said = looked(Did(100), Did(95, busy=9.0, queued=80)).problems
-    assert said == [
+    assert looked(Did(100), Did(95, busy=9.0, queued=80)).problems == [
         "bolt count is slow: its executor of task 1 at b is busy for 90% of its time, 80 tuples wait"
     ]
 

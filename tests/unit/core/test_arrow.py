@@ -151,8 +151,7 @@ def test_keys_and_headers() -> None:
         1, PLAIN.to_pylist(), keys=[b"k", b"", None, None], headers=rows
     )
     assert batch.headers == [tuple(row or ()) for row in rows]
-    table = batch.to_arrow(headers=True)
-    assert table.column("headers").to_pylist() == [
+    assert batch.to_arrow(headers=True).column("headers").to_pylist() == [
         [{"key": name, "value": value} for name, value in row] if row else None for row in rows
     ]
 
@@ -286,15 +285,13 @@ def test_dictionaries_stay_in_proportion(index: pa.DataType, ordered: bool) -> N
     """A message contains only the dictionary values of its own rows and keeps the column type."""
     values = pa.array([f"{number:05}" * 200 for number in range(120)])
     indices = pa.array([None if number % 7 == 0 else number % 120 for number in range(1200)], index)
-    column = pa.DictionaryArray.from_arrays(indices, values, ordered=ordered)
-    rows = pa.record_batch({"text": column})
+    rows = pa.record_batch({"text": pa.DictionaryArray.from_arrays(indices, values, ordered=ordered)})
     part = rows.slice(600, 2)
     packed = pack_rows(part)
     assert len(packed) < 5000
     assert unpack_rows(packed).schema == rows.schema
     assert unpack_rows(packed).to_pylist() == part.to_pylist()
-    tasks = pa.array([number % 120 for number in range(1200)])
-    found, payloads = route_rows(tasks, rows)
+    found, payloads = route_rows(pa.array([number % 120 for number in range(1200)]), rows)
     assert found == list(range(120))
     assert sum(map(len, payloads)) < 3 * rows.nbytes
 

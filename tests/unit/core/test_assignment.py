@@ -240,8 +240,7 @@ def test_a_worker_that_is_named_is_meant_wherever_it_is_said_to_be(bound: str, a
 )
 def test_a_worker_that_is_called_otherwise_is_told_its_name(bound: str, advertise: str, address: str) -> None:
     """The reason names the address, its id in the assignment, and the flag."""
-    reason = _reason("vm:6700", bound, ("w1", address), advertise=advertise)
-    assert reason.startswith(
+    assert _reason("vm:6700", bound, ("w1", address), advertise=advertise).startswith(
         f"the assignment has no worker vm:6700; it gives {address}, which is here, to w1: start with"
     )
 

@@ -104,8 +104,7 @@ def test_rejections_without_an_answer_take_up_room() -> None:
 def test_a_batch_is_split(count: int, sizes: list[list[int]]) -> None:
     """The requested number of messages is taken from the first groups; the others stay in order."""
     group = TaskGroup.of(1, [b"a", b"b", b"c"])
-    arrived = opened(1).receive([Delivery(1, group), Delivery(4, group), Delivery(7, group)])
-    parts = arrived.split(count)
+    parts = opened(1).receive([Delivery(1, group), Delivery(4, group), Delivery(7, group)]).split(count)
     assert [[len(each.group) for each in part.deliveries] for part in parts] == sizes
     payloads = [payload for part in parts for each in part.deliveries for payload in each.group.payloads()]
     assert payloads == [b"a", b"b", b"c"] * 3

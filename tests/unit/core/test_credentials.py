@@ -98,8 +98,7 @@ JUNK = b"-----BEGIN PRIVATE KEY-----\ngeheimnis\n-----END PRIVATE KEY-----\n"
 
 
 def _locked(issued: Issued) -> bytes:
-    key = serialization.load_pem_private_key(issued.key, None)
-    return key.private_bytes(
+    return serialization.load_pem_private_key(issued.key, None).private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.BestAvailableEncryption(b"geheimnis"),

@@ -122,7 +122,7 @@ def test_every_error_travels(kind: type[TuplewireError]) -> None:
     "raise_stored",
     [
         SendBuffer._raise_closed,
-        lambda it: Receiver._pop_or_raise(it, None),
+        Receiver.is_admitted,
         _PendingRequests.are_answered,
         lambda it: Team._run(it, "barrier", iter([{}]), [], 1.0),  # type: ignore[arg-type]
         ExecutorGroup.raise_if_failed,
@@ -144,8 +144,7 @@ def test_a_stored_error_does_not_grow(raise_stored: Callable[[Any], object]) -> 
 def test_errors_with_more_than_words_travel() -> None:
     """Errors with other constructor arguments can be pickled as well."""
     source = TupleSource("bolt", 7, Stream("number"))
-    failed = TaskError("bolt", 7, LookupError("none"), Tuple([5], source))
-    again = _pickled(failed)
+    again = _pickled(TaskError("bolt", 7, LookupError("none"), Tuple([5], source)))
     assert (again.component, again.task, again.tuple[0]) == ("bolt", 7, 5)
     assert isinstance(again.__cause__, LookupError)
     process = _pickled(ProcessFailedError("w1", Failure("it broke", "line 1")))

@@ -98,8 +98,7 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
         refused.log()
         refused.add(refusals)
         refused.log()
-    lines = [(vars(record)["messages"], vars(record)["reason"]) for record in caplog.records]
-    assert lines == [
+    assert [(vars(record)["messages"], vars(record)["reason"]) for record in caplog.records] == [
         (6_000, "UNKNOWN_TASK: 2 messages to task 0: nobody has it"),
         (3, "TASK_NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)"),
     ]

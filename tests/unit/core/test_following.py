@@ -52,8 +52,7 @@ class Worker:
     async def _serve(self, stream: MemoryStream) -> None:
         with suppress(StreamBroken):
             subscribe = pb.RecvRequest.FromString(await stream.read()).subscribe
-            named = {cursor.task for cursor in subscribe.tasks}
-            if not named <= self.tasks:
+            if not {cursor.task for cursor in subscribe.tasks} <= self.tasks:
                 stream.disconnect(TaskNotLocalError(f"not at {self.name}"))
                 return
             self.subscribed.append(subscribe)

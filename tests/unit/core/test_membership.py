@@ -204,8 +204,7 @@ def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:
     """If its first version is refused as stale, a driver that is taking over continues with a higher one."""
     world, kept = world_of(1), registry()
     worker = world.workers["10.0.0.1:6700"]
-    answers = {"10.0.0.1:6700": worker.report("10.0.0.1:6700", kept)}
-    kept.apply_poll(0.0, world.wanted, answers)
+    kept.apply_poll(0.0, world.wanted, {"10.0.0.1:6700": worker.report("10.0.0.1:6700", kept)})
     kept.decide()
     worker.assignment = control_pb2.Assignment(version=1, topology=TOPOLOGY)
     assert kept.current is not None

@@ -183,8 +183,7 @@ class TestTaskGroup:
 
     def test_redelivered(self) -> None:
         """Slices, sums and pickles of batches that were built from groups keep the mark."""
-        group = TaskGroup.of(1, [b"a", b"b", b"c"]).as_redelivered()
-        batch = TaskMessageBatch.from_groups([group])
+        batch = TaskMessageBatch.from_groups([TaskGroup.of(1, [b"a", b"b", b"c"]).as_redelivered()])
         assert batch.payloads == [b"a", b"b", b"c"]  # reading creates columns; the groups must remain
         for kept in (batch[1:], batch + batch, pickle.loads(pickle.dumps(batch))):  # noqa: S301
             assert all(part.redelivered for part in kept.groups)

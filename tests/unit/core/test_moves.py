@@ -107,8 +107,7 @@ def test_what_follows_waits_until_the_old_route_is_empty() -> None:
 
 def test_what_another_worker_sent_goes_after_what_came_before_it() -> None:
     """Messages from another worker do not wait for earlier ones, but follow them on the same route."""
-    sent = messages(5, 10, passed_on=1)
-    route = Route(sent)
+    route = Route(messages(5, 10, passed_on=1))
     moves = moving(route)
     for again in messages(5, 10, passed_on=2), messages(9, 3, passed_on=2):  # also a part of it
         assert not follows(moves, again, WORKER, route)
@@ -140,8 +139,7 @@ def test_our_own_come_around_too() -> None:
 def test_later_messages_take_the_route_of_earlier_ones() -> None:
     """Earlier messages took a longer route; on a shorter one, later messages could arrive first."""
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
-    route = Route(earlier)
-    behind = route.session.flow_path_before(TASK, (OTHER,), 2)
+    behind = Route(earlier).session.flow_path_before(TASK, (OTHER,), 2)
     assert behind == flow_path_of(earlier.path)
     assert later.as_forwarded(OTHER, behind).flow_id == earlier.flow_id
     assert messages(2, passed_on=4).as_forwarded(OTHER, behind).flow_id == messages(2, passed_on=5).flow_id
@@ -281,8 +279,7 @@ def test_an_entry_sequence_is_never_given_twice() -> None:
 )
 def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bool, moves_on: bool) -> None:
     """A route ends if its worker owns the task again and no messages wait in the local queue."""
-    route = Route(messages(1))
-    moves = moving(route, left=left)
+    moves = moving(Route(messages(1)), left=left)
     owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
     moves.take_ready([TASK], owner_of)
     move = moves.by_task.get(TASK)

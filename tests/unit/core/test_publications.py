@@ -76,8 +76,7 @@ def test_what_nobody_holds_waits() -> None:
     assert state.progress_of(sink("s"), 1) == (2, [2])
     tasks.add(2)
     assert state.retry_waiting_tasks()
-    chosen = state.pop_ready(0)
-    state.put_back(chosen)
+    state.put_back(state.pop_ready(0))
     assert state.progress_of(sink("s"), 1) == (2, [2])
     assert state.retry_waiting_tasks()
     assert taken(state) == parts[1:]

@@ -193,8 +193,7 @@ def test_one_of_two_flows_to_a_task_is_closed() -> None:
     forwarded = TaskGroup.of(1, [b"b"]).numbered(1, 0).as_forwarded(7)
     sending.offer_groups(direct)
     sending.offer_groups(forwarded)
-    frames = sending.frames()
-    last = frames[-1].sequence
+    last = sending.frames()[-1].sequence
     sending.update(last, grants=(credit_of(direct.flow_id, PLENTY, PLENTY, 1),))
     for _ in range(2):
         sending.session.close_unused()

@@ -62,8 +62,7 @@ def staged(
     state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
 ) -> tuple[Placement, Attempt]:
     """Stage a piece; on disk, it is written immediately."""
-    partition = int(attempt[0])
-    placement, kept = state.reserve(SINK, epoch, name(partition, attempt), piece, groups, now)
+    placement, kept = state.reserve(SINK, epoch, name(int(attempt[0]), attempt), piece, groups, now)
     if placement is Placement.DISK:
         kept.file = kept.file or File()
         state.on_written(kept, [StagedGroup.of(kept, each, (0, 1)) for each in groups])

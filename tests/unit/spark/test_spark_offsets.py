@@ -72,10 +72,9 @@ def test_new_tasks_begin_at_their_start() -> None:
         2: (78, 3),
     }
     numbers = {1: runs(6, (1, 9, 6)), 2: runs(4, (6, 9, 1))}
-    end = planned(start, now, numbers)
     assert [
         (each.task, each.start, each.end.sequence, each.end.messages, each.after)
-        for each in ranges(start, end, now, numbers)
+        for each in ranges(start, planned(start, now, numbers), now, numbers)
     ] == [(1, 5, 6, 1, {}), (2, 3, 9, 6, {})]
 
 
@@ -168,8 +167,7 @@ def test_another_consumer_is_told() -> None:
 def test_a_task_that_has_moved_is_read_by_entry_workers() -> None:
     """Entries that were read before the move are skipped at the new owner, in any order."""
     at_first = {1: held(0, 10)}
-    start = initial_offset(at_first)
-    end = planned(start, at_first, {1: runs(1, (4, 100, 1), (6, 200, 7))})
+    end = planned(initial_offset(at_first), at_first, {1: runs(1, (4, 100, 1), (6, 200, 7))})
     assert end.offsets[1].entries == {100: 4, 200: 12}
     now = {1: replace(held(0, 9, worker=78), start=0)}
     numbers = {1: runs(1, (2, 100, 5), (1, 100, 4), (4, 200, 11), (2, 300, 1))}
@@ -212,8 +210,7 @@ def test_a_task_that_comes_back() -> None:
     start = Offset({1: TaskOffset(WORKER, 9, entries={100: 9})})
     now = {1: replace(held(12, 20), start=12)}
     numbers = {1: runs(13, (8, 100, 7))}
-    end = planned(start, now, numbers)
-    (wanted,) = ranges(start, end, now, numbers)
+    (wanted,) = ranges(start, planned(start, now, numbers), now, numbers)
     assert (wanted.start, wanted.end.sequence, wanted.end.messages) == (12, 20, 5)
     check_not_consumed(start.relocate_to(now), now)
     with pytest.raises(DataLossError, match="another program"):
@@ -225,8 +222,7 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
     start = Offset({1: TaskOffset(WORKER, 3, entries={100: 3})})
     now = {1: held(0, 8)}
     numbers = {1: runs(1, (5, 100, 1), (3, 200, 1))}
-    end = planned(start, now, numbers)
-    (wanted,) = ranges(start, end, {1: held(0, 12, worker=78)}, {})
+    (wanted,) = ranges(start, planned(start, now, numbers), {1: held(0, 12, worker=78)}, {})
     assert (wanted.runs, wanted.end.messages) == (None, 5)
     there = runs(1, (4, 300, 1), (7, 100, 1), (5, 200, 1))
     assert there.unread_ranges(0, sys.maxsize, wanted.after, wanted.end.entries) == [(8, 9), (12, 14)]
@@ -282,8 +278,7 @@ def test_a_start_counts_for_its_own_incarnation() -> None:
 def test_a_task_without_messages_does_no_harm() -> None:
     """With a limit in bytes, an empty task keeps its offset and causes no division by zero."""
     rests = TaskOffset(WORKER, 5, "w:1", {7: 3})
-    start = Offset({1: at(5), 2: rests})
-    end = next_offset(start, {1: held(5, 9), 2: held(5, 5)}, max_bytes=20)
+    end = next_offset(Offset({1: at(5), 2: rests}), {1: held(5, 9), 2: held(5, 5)}, max_bytes=20)
     assert end.offsets[1].sequence == 7
     assert end.offsets[2] is rests
 

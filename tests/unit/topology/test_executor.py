@@ -101,8 +101,7 @@ def test_tasks_of_an_executor_share_a_thread() -> None:
         def execute(self, message: Tuple) -> None:  # noqa: ARG002
             threads.setdefault(self.context.task, set()).add(threading.current_thread().name)
 
-    topology = chain(Numbers(100, Log()), Place(), executors=2, tasks=4)
-    run(topology)
+    run(chain(Numbers(100, Log()), Place(), executors=2, tasks=4))
     assert threads == {
         1: {"executor b0 1-2"},
         2: {"executor b0 1-2"},
@@ -152,8 +151,7 @@ def test_backpressure_holds_a_spout() -> None:
         go.wait(SECONDS)
         log(message[0])
 
-    conf = {"topology.executor.receive.buffer.size": 16}
-    with running(chain(spout, Do(wait)), conf) as worker:
+    with running(chain(spout, Do(wait)), {"topology.executor.receive.buffer.size": 16}) as worker:
         queue = bolts_of(worker)[0].queue
         eventually(lambda: queue.statistics().population == 16)
         counts = worker.spouts[0].tally.snapshot()
@@ -358,8 +356,7 @@ def test_an_acked_tuple_is_not_tried_again() -> None:
             self.collector.ack(message)
             raise ValueError
 
-    conf = {"topology.error.tries": 3, "topology.error.policy": "skip"}
-    run(chain(Numbers(2, Log()), Early()), conf)
+    run(chain(Numbers(2, Log()), Early()), {"topology.error.tries": 3, "topology.error.policy": "skip"})
     assert seen.seen == [0, 1]
 
 

@@ -81,8 +81,7 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
     def never_ending_lookup(_: Tuple) -> None:
         go.wait(SECONDS)
 
-    conf = {"nimbus.task.timeout.secs": 1}
-    with beating(fed(feeder, never_ending_lookup), conf=conf) as worker:
+    with beating(fed(feeder, never_ending_lookup), conf={"nimbus.task.timeout.secs": 1}) as worker:
         eventually(lambda: not worker.heartbeats.not_ready_reason, SECONDS)
         feeder.feed([1])
         eventually(lambda: worker.heartbeats.not_ready_reason, SECONDS)

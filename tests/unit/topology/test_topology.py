@@ -93,8 +93,7 @@ def test_tick_levels() -> None:
     builder.set_bolt("end", Split()).shuffle_grouping("left").shuffle_grouping("right")
     builder.set_bolt("left", Split()).shuffle_grouping("lines")
     builder.set_bolt("right", Split()).shuffle_grouping("lines")
-    silent = builder.set_bolt("silent", Split()).shuffle_grouping("lines")
-    silent.add_configuration(TICKS, 0)
+    builder.set_bolt("silent", Split()).shuffle_grouping("lines").add_configuration(TICKS, 0)
     topology = with_ackers(builder.create_topology(), 2)
     assert topology.tick_levels({TICKS: 5}) == [["left", "right"], ["end"], ["back", "there"], ["last"]]
     assert topology.tick_levels({}) == []

@@ -74,8 +74,7 @@ def test_no_more_contexts_than_are_looked_at() -> None:
 def test_a_group_gets_a_context(messages: list[tuple[bytes, bytes | None, list[tuple[str, bytes]]]]) -> None:
     """Each message has the context after its key and headers, and an unchanged payload."""
     payloads, keys, headers = map(list, zip(*messages, strict=True))
-    batch = TaskMessageBatch.from_columns(7, payloads, keys=keys, headers=headers)
-    for group in batch.groups:
+    for group in TaskMessageBatch.from_columns(7, payloads, keys=keys, headers=headers).groups:
         traced = with_context(group, encode_context(CONTEXT, "a=1"), 10_000).validate()
         assert traced.payloads() == group.payloads()
         before = group.encoded_headers() or [b""] * len(group)

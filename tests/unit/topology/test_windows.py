@@ -64,8 +64,7 @@ def test_by_time() -> None:
     windows = TimeWindows(Window.seconds(10, 5, timestamp="number"))
     for message in tuples([1, 12, 5, 6, 40]):
         assert windows.add(message, message["number"])
-    found = [(each.start, each.end, *shown(each)) for each in windows.advance(39)]
-    assert found == [
+    assert [(each.start, each.end, *shown(each)) for each in windows.advance(39)] == [
         (-5, 5, [1, 5], [1, 5], []),
         (0, 10, [1, 5, 6], [6], []),
         (5, 15, [6, 12], [12], [1, 5]),

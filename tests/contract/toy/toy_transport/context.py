@@ -34,8 +34,7 @@ class ToyServer(StreamedServer["ToyContext"]):
         stream = ToyServerStream(reader, writer)
         try:
             with contextlib.suppress(StreamBroken):
-                method = (await stream.read() or b"").decode()
-                await self._handlers[method](stream)
+                await self._handlers[(await stream.read() or b"").decode()](stream)
                 await stream.put(DONE)
         finally:
             self._tasks.discard(task)

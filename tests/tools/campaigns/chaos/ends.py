@@ -61,11 +61,10 @@ _WORK_SECONDS = 0.005
 
 
 def _context(config: dict[str, Any], **session: Any) -> IContext:
-    settings = SessionSettings.of(**session)
     return TransportFactory.make_context(
         {
             TRANSPORT_KEY: config["transport"],
-            **settings.conf(),
+            **SessionSettings.of(**session).conf(),
             "tuplewire.transport.receive_messages": _WINDOW_MESSAGES,
         }
     )

@@ -63,8 +63,7 @@ def follower(pipe: Connection, assignment_file: str) -> None:
         nonlocal workers
         while not threads.stop.wait(_POLL_SECONDS):
             assignment = Assignment.from_json(json.loads(file.read_text(encoding="utf-8")))
-            workers = {each.worker_id: each for each in assignment.workers}
-            for worker_id in workers:
+            for worker_id in {each.worker_id: each for each in assignment.workers}:
                 if tasks_of(worker_id) and worker_id not in readers:
                     readers.add(worker_id)
                     threads.start(consume, worker_id)
