@@ -90,8 +90,8 @@ class Membership:
         if not callable(workers) and not _checked_addresses(workers):
             raise ConfigError("there are no workers: name their addresses, host:port")
         self._workers = workers
-        self._min_workers = check_whole(min_workers, "min_workers")
-        self._timeout = timeout
+        self._min_workers = check_whole(min_workers, "min_workers", 2**31)
+        self._timeout = check_timeout(timeout)
         self._poll_seconds = poll_seconds
         self._credentials = credentials
         self._registry = Registry(
@@ -144,7 +144,7 @@ class Membership:
                 return worker.address
         raise UnreachableError(f"no worker is registered: {self.status()}")
 
-    def wait(self, min_workers: int = 1, timeout: float = 60.0) -> MembershipStatus:
+    def wait(self, min_workers: int = 1, timeout: float | None = 60.0) -> MembershipStatus:
         """Wait up to `timeout` seconds for `min_workers` workers with settled tasks; return the status.
 
         Raises:

@@ -55,6 +55,7 @@ class Kind:
 
     def check(self, value: Any) -> Any:
         """Return a typed value as it is stored. Raises ValueError or TypeError for an invalid one."""
+        value = value.item() if hasattr(value, "dtype") else value  # a number of numpy's
         if not isinstance(value, self.types) or isinstance(value, bool) != (self.types is bool):
             raise TypeError
         return self.convert(value)

@@ -21,7 +21,7 @@ from tuplewire.errors import ClosedError, RefusedMessagesError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.request_reply import AnswerMethods, Asker
 from tuplewire.settings.addresses import ADDRESS_VARIABLE, resolve_address
-from tuplewire.settings.config import SessionKeywords, SessionSettings, expand_settings
+from tuplewire.settings.config import SessionKeywords, SessionSettings, check_timeout, expand_settings
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.subscription import NotPicklable, Subscription
 from tuplewire.values.batch import TaskMessageBatch
@@ -208,7 +208,7 @@ class ClientHandle(VersionChecked):
             resolve_address(address)
         arguments = {"address": address, "topology": topology, "source": source, "credentials": credentials}
         self._arguments: dict[str, Any] = {**arguments, **settings}
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout)
 
     def __repr__(self) -> str:
         return f"<ClientHandle {self._arguments['address'] or f'${ADDRESS_VARIABLE}'}>"

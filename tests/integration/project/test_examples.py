@@ -25,8 +25,7 @@ def test_example(name: str, tmp_path: Path) -> None:
     """A new process runs the example to its end, without a warning."""
     foreign = list(EXAMPLES.glob(f"{Path(name).stem}.js"))
     variables = client("node").environment if foreign else None
-    program = (sys.executable, "-W", "error", EXAMPLES / name)
-    ended = ran(*program, cwd=tmp_path, env=variables)
+    ended = ran(sys.executable, "-W", "error", EXAMPLES / name, cwd=tmp_path, env=variables)
     assert ended.returncode == 0, ended.stderr
     for pattern in PRINTS[name]:
         assert re.search(pattern, ended.stdout), ended.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numpy import int64
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
@@ -263,8 +264,8 @@ def test_a_session_is_read_out_of_the_same_configuration(kind: type[Settings]) -
         **BESIDE[kind],
     }
     session: Any = getattr(kind.from_conf(conf), "session")  # noqa: B009 - each has one
-    assert session == SessionSettings.of(
-        max_block_seconds=5.0, ack_mode="processed", max_pending_bytes=2 << 20, backoff_initial_seconds=0.1
+    assert session == SessionSettings.of(  # an int64 of numpy counts as an int
+        max_block_seconds=5, ack_mode="processed", max_pending_bytes=int64(2**21), backoff_initial_seconds=0.1
     )
     with pytest.raises(ConfigError, match=r"^session must be SessionSettings, not \{\}"):
         kind(**{**BESIDE[kind], "session": {}})

@@ -13,6 +13,7 @@ from tuplewire import Client, Team, local
 from tuplewire.errors import ConfigError, InvalidTaskError, MessageError, TuplewireError
 from tuplewire.membership import Membership
 from tuplewire.processes.worker_processes import LocalWorkerProcess
+from tuplewire.spark.client_handle import ClientHandle
 
 ADDRESS = "127.0.0.1:1"
 
@@ -70,6 +71,9 @@ def worker(**arguments: Any) -> LocalWorkerProcess:
         (answer, {"message": "x"}, MessageError, "the message is not a request"),
         (team, {"rank": "x"}, ConfigError, "rank is a whole number, not 'x'"),
         (membership, {"min_workers": "x"}, ConfigError, "min_workers is a whole number, not 'x'"),
+        (membership, {"min_workers": -1}, ConfigError, "min_workers is a whole number from 0 to"),
+        (membership, {"timeout": "60"}, ConfigError, "timeout is a number of seconds, not '60'"),
+        (ClientHandle, {"timeout": "60"}, ConfigError, "timeout is a number of seconds, not '60'"),
         (membership, {"poll_seconds": "x"}, ConfigError, "poll_seconds is a number of seconds, not 'x'"),
         (membership, {"expire_seconds": timedelta(1)}, ConfigError, "pass its .total_seconds()"),
         (membership, {"expire_seconds": None}, ConfigError, "must be more than 0, not None"),
