@@ -232,9 +232,12 @@ class Subscription(BaseSubscription, Closeable, Iterator[TaskMessageBatch]):
         return self._start_batch(self._take())
 
     def _take(self, limit: IterationLimit | None = None) -> ArrivedBatch | None:
-        self._check_process("call recv() in this one")
+        # The receiver runs on the event loop of the parent, which a forked child does not have. The check is
+        # repeated in the method, because a call for each batch costs time.
+        if self._pid != os.getpid():
+            self._check_process("call recv() in this one")
         self.acknowledge(self._finished_count)
-        if limit is not None:
+        if limit is not None and not self._receiver.admitted:
             self._receiver.wait_until_admitted()
         return self._receiver.take(self._timeout if limit is None else limit.max_wait())
 

@@ -125,19 +125,23 @@ class Receiver(Inbox):
         with self.lock:
             self.buffer_changed.wait_for(self.is_admitted)
 
-    def _pop_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
-        return self.buffer.popleft() if self.is_admitted(timeout) and self.buffer else None
-
-    def is_admitted(self, timeout: float | None = None) -> bool:
+    def is_admitted(self) -> bool:
         """Return True once the workers accept this, or a batch is here; with the lock. Errors: take()."""
+        if not self.admitted and not self.buffer:
+            self._pop_or_raise(None)
+        return self.admitted or bool(self.buffer)
+
+    def _pop_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
         # After the end, the buffer lacks messages that an acknowledgement of later ones would include.
         if self.failure is not None:
             raise fresh_copy(self.failure)
         if self.is_closed:
             raise ClosedError(f"the subscription at {self.address} is closed")
-        if timeout is None and self._admission_timed_out and not self.buffer:
+        if self.buffer:
+            return self.buffer.popleft()
+        if timeout is None and self._admission_timed_out:
             raise self._unreachable_error(self.settings.connect_timeout_seconds)
-        return self.admitted or bool(self.buffer)
+        return None
 
     def _none_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
         # A connection without messages is not an error, even if it existed only for a part of the time.

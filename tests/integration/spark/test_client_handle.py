@@ -64,7 +64,8 @@ def test_a_block_that_was_never_left(handle: ClientHandle, task: int) -> None:
 def test_a_flush_of_ones_own_is_not_forgotten(handle: ClientHandle, task: int) -> None:
     """A task may end without leaving the block if it has flushed all its messages."""
     begin_attempt(attempt=7)
-    deliver(handle.__enter__(), numbered(task, range(1)))
+    client = handle.__enter__()
+    deliver(client, numbered(task, range(1)))
     end_attempt()
 
 
@@ -127,7 +128,8 @@ def test_a_failed_flush_fails_other_blocks(workers: Pair, errors: tuple[type[Exc
     """A flush reports the refusals of all blocks, and an error drops all messages: all blocks fail."""
     address, timeout = ("127.0.0.1:1", 0.1) if ClosedError in errors else (workers.near.address, 20)
     handle = ClientHandle(address, topology=TOPOLOGY, timeout=timeout)
-    handle.__enter__().send(numbered(99_999, range(1)))
+    client = handle.__enter__()
+    client.send(numbered(99_999, range(1)))
     with pytest.raises(errors[0]), handle:
         pass
     with pytest.raises(errors[1], match=r"another block|1 message .* dropped"):

@@ -122,7 +122,7 @@ def test_every_error_travels(kind: type[TuplewireError]) -> None:
     "raise_stored",
     [
         SendBuffer._raise_closed,
-        Receiver.is_admitted,
+        lambda it: Receiver._pop_or_raise(it, None),
         _PendingRequests.are_answered,
         lambda it: Team._run(it, "barrier", iter([{}]), [], 1.0),  # type: ignore[arg-type]
         ExecutorGroup.raise_if_failed,
