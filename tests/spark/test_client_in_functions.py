@@ -112,7 +112,8 @@ FORGOTTEN = r"UnflushedMessagesError: Spark's task attempt \d+ has sent messages
 
 def forget(handle: ClientHandle, payloads: Iterable[bytes]) -> None:
     """Send without a flush."""
-    handle.__enter__().send(TaskMessageBatch.from_columns(LEFT, list(payloads)))
+    client = handle.__enter__()
+    client.send(TaskMessageBatch.from_columns(LEFT, list(payloads)))
 
 
 def forget_in_foreach_partition(frame: DataFrame, handle: ClientHandle) -> None:
