@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,7 @@ def _run_job(run: Callable[[argparse.Namespace, Progress], RunReport], arguments
         try:
             result = run(arguments, progress)
         except KeyboardInterrupt:
+            warnings.simplefilter("ignore")  # it may have dropped a coroutine before its first step
             progress.note("Stopped.")
             return EXIT_INTERRUPTED
     return EXIT_OK if result.is_correct else EXIT_FAILED

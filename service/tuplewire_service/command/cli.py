@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = f"{error.name} is not installed: pip install 'tuplewire[{extra}]'"
         return _print_error(arguments, missing, EXIT_FAILED)
     except KeyboardInterrupt:
+        warnings.simplefilter("ignore")  # it may have dropped a coroutine before its first step
         if not {"recv", "status", "tap", "top"}.isdisjoint(arguments[:1]):  # Ctrl-C is how to end them
             sys.stderr.write("\n" * sys.stderr.isatty())  # ends the line with `^C`
             return EXIT_INTERRUPTED
