@@ -299,6 +299,9 @@ class ControlClient(AbstractContextManager["ControlClient"]):
         call = partial(attrgetter(method)(connection), request, timeout=timeout, metadata=metadata)
         try:
             yield run_uninterrupted(call)
+        except ValueError:  # gRPC's, if close() in another thread came first
+            self._get_connection(self.timeout)  # raises ClosedError
+            raise
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raised: TuplewireError = UnreachableError(f"the worker at {self.address}: {timeout_text}")
