@@ -225,8 +225,7 @@ def _server(*handshakes: Issued) -> Iterator[str]:
 
 def test_certificates_may_have_an_authority_between(tmp_path: Path) -> None:
     """Both sides present the chain up to the root, as cert-manager writes it; a URI may identify a worker."""
-    root = Authority()
-    between = Authority(root)
+    between = Authority(Authority())
     program = files_of(between.issue("etl.example"), tmp_path / "program", URI)
     worker = between.issue("localhost", URI)
     assert read_identity(files_of(worker, tmp_path / "worker")).names == ("localhost", URI)

@@ -23,8 +23,7 @@ def test_every_example_is_run() -> None:
 @pytest.mark.parametrize("name", [name for name in PRINTS if not on_spark(name)])
 def test_example(name: str, tmp_path: Path) -> None:
     """A new process runs the example to its end, without a warning."""
-    foreign = list(EXAMPLES.glob(f"{Path(name).stem}.js"))
-    variables = client("node").environment if foreign else None
+    variables = client("node").environment if list(EXAMPLES.glob(f"{Path(name).stem}.js")) else None
     ended = ran(sys.executable, "-W", "error", EXAMPLES / name, cwd=tmp_path, env=variables)
     assert ended.returncode == 0, ended.stderr
     for pattern in PRINTS[name]:

@@ -58,7 +58,8 @@ def loads(send_all: Callable[[Iterable[list[bytes]]], object], least: int = 1, t
             nonlocal sent, start_ns
             payloads = numbered(0, frame)
             burst = max(1, CHECK_EVERY // frame)
-            end = time.monotonic_ns() + int(seconds * 1e9)
+            start_ns = time.monotonic_ns()
+            end = start_ns + int(seconds * 1e9)
             while sent < messages if messages is not None else time.monotonic_ns() < end:
                 for _ in range(burst):
                     if messages is not None:

@@ -60,8 +60,7 @@ def test_each_percentile_stands_beside_each_peer() -> None:
     slow, fast, faster = _paced(2_000_000, 3), _paced(1_000_000), _paced(500_000)
     cells = [row.cell, *row.against]
     one = dict(zip(cells, (slow, fast, fast), strict=True))
-    other = dict(zip(cells, (fast, faster, faster), strict=True))
-    lines = list(row_lines(row, [one, other, one]))
+    lines = list(row_lines(row, [one, dict(zip(cells, (fast, faster, faster), strict=True)), one]))
     assert [line.title.split(": ")[1] for line in lines[::2]] == [
         "p50 (6 sent late)",
         "p99 (6 sent late)",

@@ -61,10 +61,11 @@ _WORK_SECONDS = 0.005
 
 
 def _context(config: dict[str, Any], **session: Any) -> IContext:
+    settings = SessionSettings.of(**session)
     return TransportFactory.make_context(
         {
             TRANSPORT_KEY: config["transport"],
-            **SessionSettings.of(**session).conf(),
+            **settings.conf(),
             "tuplewire.transport.receive_messages": _WINDOW_MESSAGES,
         }
     )

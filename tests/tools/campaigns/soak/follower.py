@@ -63,7 +63,8 @@ def follower(pipe: Connection, assignment_file: str) -> None:
         nonlocal workers
         while not threads.stop.wait(_POLL_SECONDS):
             assignment = Assignment.from_json(json.loads(file.read_text(encoding="utf-8")))
-            for worker_id in {each.worker_id: each for each in assignment.workers}:
+            workers = {each.worker_id: each for each in assignment.workers}
+            for worker_id in workers:
                 if tasks_of(worker_id) and worker_id not in readers:
                     readers.add(worker_id)
                     threads.start(consume, worker_id)
